@@ -1,0 +1,1 @@
+"""Readers and splitters: files become clean text with exact places."""

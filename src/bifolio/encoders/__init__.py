@@ -1,0 +1,1 @@
+"""Encoders: questions and passages to vectors."""

@@ -1,0 +1,1 @@
+"""Generators: next-token distributions, each passage read on its own."""

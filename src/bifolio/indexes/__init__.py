@@ -1,0 +1,1 @@
+"""Indexes: maximum inner product search."""
