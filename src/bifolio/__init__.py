@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from bifolio._version import __version__
 
 if TYPE_CHECKING:
-    from bifolio import errors, marginal
     from bifolio.answer import Answer, Citation
     from bifolio.collection import Collection
     from bifolio.rag import Rag
     from bifolio.retriever import Retriever
     from bifolio.types import Document, Hit, Passage
+
+    from . import errors, marginal
 
 _HOME = {
     "Answer": "bifolio.answer",

@@ -130,7 +130,7 @@ class Branches(Protocol):
         ...
 
     def advance(self, parents: Sequence[int], tokens: Sequence[int]) -> Float[Tensor, "H K V"]:
-        """Hypothesis h becomes ``parents[h]`` of the step before followed by ``tokens[h]``; log p(next | ...) of each."""
+        """Hypothesis h becomes ``parents[h]`` of the step before followed by ``tokens[h]``; log p(next) of each."""
         ...
 
     def score(self, answer: Sequence[int]) -> Float[Tensor, "K T"]:
