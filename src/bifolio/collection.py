@@ -1,0 +1,315 @@
+"""The collection: the non-parametric memory, a folder of catalogue, vectors and index.
+
+::
+
+    manuals/
+      catalogue.sqlite    files, documents, passages, spans, and the encoder's fingerprint: the single truth
+      vectors/*.f32       one file per ingest, written once, named by the catalogue with its checksum
+      index/*             the dense index where it is more than the vectors; derived, rebuilt when missing
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32
+
+from bifolio.catalogue import Catalogue, FileRow, Segment
+from bifolio.corpus.splitting import SplitOptions
+from bifolio.errors import (
+    CollectionDamagedError,
+    CollectionExistsError,
+    EncoderMismatchError,
+    NotFoundError,
+    UsageError,
+)
+from bifolio.ingest import IngestReport, OnProgress, ingest
+from bifolio.loading import load_encoder
+from bifolio.models import DEFAULT_ENCODER
+from bifolio.protocols import DenseIndex, Encoder
+from bifolio.registry import resolve
+from bifolio.retriever import Retriever
+from bifolio.types import Hit, Passage
+from bifolio.vector_files import live_blocks
+
+_LOG = logging.getLogger("bifolio")
+_CATALOGUE = "catalogue.sqlite"
+
+
+def _silent(_: object) -> None:
+    """No progress."""
+
+
+class Collection:
+    """Passages with their vectors, opened at one generation. Safe to use from many threads."""
+
+    def __init__(self, path: Path, catalogue: Catalogue, encoder: Encoder | None) -> None:
+        """Use :meth:`build` or :meth:`open`."""
+        self.path = path
+        self._catalogue = catalogue
+        self._meta = catalogue.meta()
+        self._encoder: Encoder | None = None
+        self._index: DenseIndex | None = None
+        self._lock = threading.RLock()
+        self.report: IngestReport | None = None
+        """What the latest ``build`` or ``ingest`` through this object did."""
+        if encoder is not None:
+            self._encoder = self._same(encoder)
+
+    # ---- making and opening ----
+
+    @classmethod
+    def build(
+        cls,
+        paths: Sequence[str | Path],
+        path: str | Path,
+        *,
+        encoder: str | Encoder = DEFAULT_ENCODER,
+        index: str = "exact",
+        as_passages: bool = False,
+        split: SplitOptions | None = None,
+        on_progress: OnProgress = _silent,
+    ) -> Collection:
+        """Make a new collection of files and folders; nothing appears at ``path`` before all of it is there.
+
+        Args:
+            paths: Files and folders (read recursively).
+            path: Folder of the new collection.
+            encoder: A model id, or an encoder.
+            index: ``exact``, ``faiss:flat`` or ``faiss:hnsw``.
+            as_passages: Every record of a .jsonl or .tsv file is a passage of its own, with its own id.
+            split: How documents are split; about 100 words at sentence ends when left out.
+            on_progress: Told of every file and every batch.
+
+        Raises:
+            CollectionExistsError: something is at ``path`` already.
+            MissingPathError: a path does not exist, or there is nothing readable.
+            ModelMissingError: the encoder is not in the cache.
+        """
+        target = Path(path)
+        if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+            raise CollectionExistsError(
+                f"{target} exists already; to add to it use Collection.open({str(target)!r}).ingest(...)"
+            )
+        if isinstance(paths, str | Path):
+            raise UsageError(f"paths is {paths!r}: expected a list of paths, such as [{str(paths)!r}]")
+        resolve("index", index)[0](1, resolve("index", index)[1])  # an unknown index is an error now and not at the end
+        loaded = load_encoder(encoder) if isinstance(encoder, str) else encoder
+        target.absolute().parent.mkdir(parents=True, exist_ok=True)
+        beside = target.absolute().parent / f".{target.name}.building-{os.getpid()}-{secrets.token_hex(4)}"
+        beside.mkdir()
+        try:
+            catalogue = Catalogue.create(beside / _CATALOGUE)
+            try:
+                catalogue.set_meta({"encoder": asdict(loaded.spec), "index": index, "generation": 0, "next_row": 0})
+                collection = cls(beside, catalogue, loaded)
+                report = collection.ingest(paths, as_passages=as_passages, split=split, on_progress=on_progress)
+            finally:
+                catalogue.close()  # folds the write-ahead log into the file
+            try:
+                os.rename(beside, target)
+            except OSError as error:
+                raise CollectionExistsError(f"{target} appeared while it was being built: {error}") from error
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        opened = cls.open(target, encoder=loaded)
+        opened.report = replace(report, collection=str(target))
+        return opened
+
+    @classmethod
+    def open(cls, path: str | Path, *, encoder: Encoder | None = None) -> Collection:
+        """Open a collection at its newest generation, and stay there until the next ``ingest`` through this object.
+
+        The encoder is loaded when it is first needed: looking at passages needs no model.
+
+        Raises:
+            CollectionMissingError: there is none at ``path``.
+            CollectionDamagedError: bytes are missing or wrong.
+            CollectionVersionError: written by a newer bifolio.
+            EncoderMismatchError: ``encoder`` is not the one that it was built with.
+        """
+        folder = Path(path)
+        catalogue = Catalogue.open(folder / _CATALOGUE)
+        try:
+            return cls(folder, catalogue, encoder)
+        except KeyError as error:
+            catalogue.close()
+            raise CollectionDamagedError(f"{folder}: the catalogue lacks {error}; restore it from a backup") from error
+        except BaseException:
+            catalogue.close()
+            raise
+
+    def close(self) -> None:
+        """Close the catalogue; the object cannot be used afterwards."""
+        self._catalogue.close()
+
+    def __enter__(self) -> Collection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def ingest(
+        self,
+        paths: Sequence[str | Path],
+        *,
+        as_passages: bool = False,
+        split: SplitOptions | None = None,
+        on_progress: OnProgress = _silent,
+    ) -> IngestReport:
+        """Add new files and update changed ones, all in one transaction; nothing is deleted.
+
+        Raises:
+            MissingPathError: a path does not exist, or there is nothing readable.
+            CollectionBusyError: another process is writing.
+        """
+        with self._lock:
+            report = ingest(
+                self._catalogue,
+                self.path / "vectors",
+                self.encoder,
+                paths,
+                as_passages=as_passages,
+                options=split or SplitOptions(),
+                on_progress=on_progress,
+                index=self._update_index,
+            )
+            self._meta = self._catalogue.meta()
+            self._index = None
+            self._drop_old_indexes()
+            self.report = report
+            return report
+
+    # ---- reading ----
+
+    @property
+    def generation(self) -> str:
+        """Name of the state that this object reads."""
+        return str(self._meta["generation"])
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder that the vectors were made with, loaded on first use.
+
+        Raises:
+            ModelMissingError: it is not in the cache.
+            EncoderMismatchError: the model of that name is another one by now.
+        """
+        with self._lock:
+            if self._encoder is None:
+                self._encoder = self._same(load_encoder(self._meta["encoder"]["model"]))
+            return self._encoder
+
+    def _same(self, encoder: Encoder) -> Encoder:
+        mine, given = self._meta["encoder"]["fingerprint"], encoder.spec.fingerprint
+        if mine != given:
+            raise EncoderMismatchError(
+                f"{self.path} was built with encoder {mine} ({self._meta['encoder']['model']}), and this is {given} "
+                f"({encoder.spec.model}): their vectors cannot be compared. Use the first, or build a new collection"
+            )
+        return encoder
+
+    def retrieve(self, question: str, k: int = 5) -> tuple[Hit, ...]:
+        """The best passages for a question, best first; see :meth:`bifolio.Retriever.retrieve`."""
+        return Retriever(self).retrieve(question, k)
+
+    def nearest(self, query: Float32[np.ndarray, " D"], k: int) -> list[tuple[Passage, float]]:
+        """The min(k, size) passages with the largest inner product with ``query``, best first, with it."""
+        scores, rows = self._dense_index().search(query[None], k)
+        passages = self._catalogue.by_rows(rows[0].tolist())
+        if missing := [row for row in rows[0].tolist() if row not in passages]:
+            raise CollectionDamagedError(f"{self.path}: the index names rows {missing} that have no passage")
+        return [(passages[row], score) for row, score in zip(rows[0].tolist(), scores[0].tolist(), strict=True)]
+
+    def passage(self, passage_id: str) -> Passage:
+        """A passage by its id.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        found = self._catalogue.by_id(passage_id)
+        if found is None:
+            raise NotFoundError(f"no passage {passage_id!r} in {self.path}; ids are in the output of search and ask")
+        return found
+
+    def context(self, passage_id: str, characters: int = 400) -> tuple[str, str]:
+        """What stands before and after a passage in its document, up to ``characters`` each."""
+        start, end = self.passage(passage_id).span
+        text = self._catalogue.document_text(passage_id)
+        return text[max(0, start - characters) : start], text[end : end + characters]
+
+    def files(self) -> list[FileRow]:
+        """The files of the collection, by name."""
+        return self._catalogue.files()
+
+    def counts(self) -> tuple[int, int]:
+        """Documents and passages."""
+        return self._catalogue.counts()
+
+    def __len__(self) -> int:
+        """How many passages there are."""
+        return self.counts()[1]
+
+    # ---- the dense index: derived from the vectors, never the truth ----
+
+    @property
+    def _dimension(self) -> int:
+        return int(self._meta["encoder"]["dimension"])
+
+    def _dense_index(self) -> DenseIndex:
+        with self._lock:
+            if self._index is None:
+                self._index = self._load_index() or self._build_index()
+            return self._index
+
+    def _load_index(self) -> DenseIndex | None:
+        """The saved index; None if there is none, or none that can be used."""
+        name = self._meta.get("index_file")
+        if not name:
+            return None
+        index_class, _ = resolve("index", self._meta["index"])
+        try:
+            index: DenseIndex = index_class.load(self.path / "index" / name)
+        except (CollectionDamagedError, FileNotFoundError) as error:
+            _LOG.warning("the saved index cannot be used and is built anew from the vectors: %s", error)
+            return None
+        return index
+
+    def _build_index(self) -> DenseIndex:
+        index_class, argument = resolve("index", self._meta["index"])
+        index: DenseIndex = index_class(self._dimension, argument)
+        live = np.array(self._catalogue.live_rows(), dtype=np.int64)
+        for vectors, rows in live_blocks(self.path / "vectors", self._catalogue.segments(), self._dimension, live):
+            index.add(vectors, rows)
+        return index
+
+    def _update_index(self, segment: Segment | None, removed: bool) -> None:
+        """Inside an ingest's transaction: save the index that belongs to the generation about to be committed."""
+        if self._meta["index"] == "exact":  # the vectors are the index
+            return
+        index = None if removed else self._load_index()
+        if index is None or segment is None:
+            index = self._build_index()
+        else:
+            rows = np.arange(segment.first_row, segment.first_row + segment.rows, dtype=np.int64)
+            for vectors, ids in live_blocks(self.path / "vectors", [segment], self._dimension, rows):
+                index.add(vectors, ids)
+        (self.path / "index").mkdir(exist_ok=True)
+        name = f"{self._catalogue.meta()['generation']}-{secrets.token_hex(4)}.index"
+        index.save(self.path / "index" / name)
+        self._catalogue.set_meta({"index_file": name})
+
+    def _drop_old_indexes(self) -> None:
+        """Delete what earlier generations, or an ingest that failed, left in ``index/``."""
+        for file in (self.path / "index").glob("*"):
+            if file.name != self._meta.get("index_file"):
+                file.unlink(missing_ok=True)

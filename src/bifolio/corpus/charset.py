@@ -1,0 +1,246 @@
+"""Bytes to text: which charset, or what kind of binary data it is."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import unicodedata
+from typing import NamedTuple
+
+import charset_normalizer
+
+from bifolio.errors import DocumentError, SkippedDocument
+
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16: its mark begins with that of UTF-16
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_SIGNATURES = (
+    (0, b"\x7fELF", "ELF program"),
+    (0, b"MZ", "Windows program"),
+    (0, b"PK\x03\x04", "zip archive, as in .docx, .xlsx, .epub and .jar"),
+    (0, b"PK\x05\x06", "empty zip archive"),
+    (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "old or encrypted Office document"),
+    (0, b"%PDF-", "PDF"),
+    (0, b"\x89PNG", "PNG image"),
+    (0, b"\xff\xd8\xff", "JPEG image"),
+    (0, b"GIF8", "GIF image"),
+    (0, b"II*\x00", "TIFF image"),
+    (0, b"MM\x00*", "TIFF image"),
+    (0, b"RIFF", "RIFF audio, video or WebP image"),
+    (0, b"ID3", "MP3 audio"),
+    (0, b"OggS", "Ogg media"),
+    (0, b"fLaC", "FLAC audio"),
+    (4, b"ftyp", "MP4 media"),
+    (0, b"\x1f\x8b", "gzip archive"),
+    (0, b"BZh", "bzip2 archive"),
+    (0, b"\xfd7zXZ\x00", "xz archive"),
+    (0, b"\x28\xb5\x2f\xfd", "zstd archive"),
+    (0, b"7z\xbc\xaf\x27\x1c", "7z archive"),
+    (0, b"Rar!\x1a", "RAR archive"),
+    (257, b"ustar", "tar archive"),
+    (0, b"SQLite format 3\x00", "SQLite database"),
+    (0, b"PAR1", "Parquet table"),
+    (0, b"\x89HDF", "HDF5 data"),
+    (0, b"\x93NUMPY", "NumPy array"),
+    (0, b"\xca\xfe\xba\xbe", "Java class or macOS program"),
+    (0, b"\xcf\xfa\xed\xfe", "macOS program"),
+    (0, b"\x00asm", "WebAssembly"),
+    (0, b"wOF", "web font"),
+)
+_CONTROLS = bytes({*range(32), 127} - set(b"\b\t\n\v\f\r\x1b"))  # terminal logs have backspaces and escapes
+_CONTROL_SHARE = 0.01  # random bytes have a tenth, text has none
+_HEAD = 8192
+_CANDIDATES = [
+    *("cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874"),
+    *("koi8_r", "cp932", "euc_jp", "gb18030", "big5", "cp949"),
+]  # what documents are found in; more candidates make short texts come out in rare ones
+_LATIN = {"cp1250", "cp1252", "cp1254", "cp1257"}
+_ENOUGH = 64  # bytes from which on statistics may overrule Western accents
+_SYNONYMS = {  # labels whose pages are in a larger charset of the same family
+    **dict.fromkeys(("ascii", "us-ascii", "latin-1", "latin1", "iso-8859-1", "iso8859-1"), "cp1252"),
+    **dict.fromkeys(("gb2312", "gbk", "gb_2312-80"), "gb18030"),
+    **dict.fromkeys(("shift_jis", "shift-jis", "x-sjis", "windows-31j", "sjis"), "cp932"),
+    **dict.fromkeys(("euc-kr", "ks_c_5601-1987", "ks_c_5601"), "cp949"),
+    **dict.fromkeys(("tis-620", "iso-8859-11", "windows-874"), "cp874"),
+    **dict.fromkeys(("iso-8859-8-i", "iso-8859-8-e"), "iso-8859-8"),
+    "iso-8859-9": "cp1254",
+}
+_DECLARED = re.compile(rb"""(?:<meta\b[^>]*?charset|^\s*<\?xml\b[^>]*?encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.I)
+
+
+class Decoded(NamedTuple):
+    """Text and where it came from.
+
+    Attributes:
+        text: The text, not yet cleaned.
+        charset: Python's name of the charset.
+        warnings: Names the charset if it is not UTF-8.
+    """
+
+    text: str
+    charset: str
+    warnings: tuple[str, ...] = ()
+
+
+def decode(data: bytes, *, markup: bool = False) -> Decoded:
+    """Decode a text file: byte order mark, UTF-8, the charset that markup declares, then statistics.
+
+    Args:
+        data: The whole file.
+        markup: Whether a charset declared in HTML or XML counts.
+
+    Raises:
+        SkippedDocument: The bytes are no text; the message says what they are.
+        DocumentError: They may be text, and no charset fits.
+    """
+    refuse_binary(data[:_HEAD])
+    for mark, charset in _BOMS:
+        if data.startswith(mark):
+            return _decoded(_strict(data.removeprefix(mark), charset, len(mark)), charset)
+    charset = _utf16_without_mark(data) or "utf-8"
+    try:
+        return _decoded(data.decode(charset), charset)
+    except UnicodeDecodeError as error:
+        bad = error.start
+    refuse_binary(data)
+    found = (_declared(data) if markup else None) or _guess(data)
+    if found is None:
+        raise DocumentError(
+            f"not UTF-8 (byte 0x{data[bad]:02x} at offset {bad}) and no other charset gives plausible text: "
+            "convert the file to UTF-8"
+        )
+    return _decoded(*found)
+
+
+def refuse_binary(head: bytes) -> None:
+    """Raise ``SkippedDocument`` if these first bytes of a file are not those of text."""
+    for offset, signature, kind in _SIGNATURES:
+        if head.startswith(signature, offset) and not (signature.isalnum() and _reads_on(head)):
+            raise SkippedDocument(f"binary data ({kind})")
+    if head.startswith(tuple(mark for mark, _ in _BOMS)) or _utf16_without_mark(head):
+        return
+    controls = len(head) - len(head.translate(None, _CONTROLS))
+    if b"\0" in head or controls > _CONTROL_SHARE * len(head):
+        raise SkippedDocument("binary data (control bytes that text does not have)")
+
+
+def byte_order_mark(head: bytes) -> str:
+    """Name of the charset whose byte order mark the file begins with; "" if there is none."""
+    return next((charset for mark, charset in _BOMS if head.startswith(mark)), "")
+
+
+def _reads_on(head: bytes) -> bool:
+    """Whether a signature of letters only ("BZh", "MZ", "RIFF") merely begins a text."""
+    return not head.translate(None, bytes(range(32, 127)) + b"\t\n\r")
+
+
+def _decoded(text: str, charset: str) -> Decoded:
+    controls = len(re.findall("[\x00-\x07\x0e-\x1a\x1c-\x1f]", text))
+    if "\0" in text or controls > _CONTROL_SHARE * len(text):
+        raise SkippedDocument("binary data (control characters that text does not have)")
+    return Decoded(text, charset, () if charset == "utf-8" else (f"decoded as {charset}",))
+
+
+def _strict(data: bytes, charset: str, offset: int) -> str:
+    try:
+        return data.decode(charset)
+    except UnicodeDecodeError as error:
+        raise DocumentError(
+            f"begins with the byte order mark of {charset}, but byte 0x{data[error.start]:02x} at offset "
+            f"{offset + error.start} does not fit it"
+        ) from error
+
+
+def _utf16_without_mark(data: bytes) -> str:
+    """UTF-16 text of a Western language has a NUL in every second byte, and nearly none elsewhere."""
+    head = data[:_HEAD]
+    half = len(head) // 2
+    even, odd = head[::2].count(0), head[1::2].count(0)
+    if len(data) % 2 or half < 2 or max(even, odd) < 0.4 * half or min(even, odd) > 0.02 * half:
+        return ""
+    return "utf-16-be" if even > odd else "utf-16-le"
+
+
+def _declared(data: bytes) -> tuple[str, str] | None:
+    """The text in the charset that the page names, if it is one and fits."""
+    match = _DECLARED.search(data[:_HEAD])
+    if match is None:
+        return None
+    label = match[1].decode("ascii", "replace").lower()
+    charset = _SYNONYMS.get(label, label)
+    try:
+        text = data.decode(charset)
+    except (LookupError, UnicodeError):  # an unknown label, one that is no text encoding, or bytes that do not fit
+        return None
+    return (text, charset) if _plausible(text) else None
+
+
+def _guess(data: bytes) -> tuple[str, str] | None:
+    """The likeliest charset. Statistics are unreliable on short texts, where Western accents come first."""
+    rivals = _rivals(data)
+    western = _text(data, "cp1252")
+    if western and _looks_western(western):
+        own = max((coherence for names, coherence in rivals if "cp1252" in names), default=-1.0)
+        names, coherence = rivals[0] if rivals else ([""], 0.0)
+        if len(data) < _ENOUGH or "cp1252" in names or names[0] not in _LATIN or coherence < own + 0.03:
+            return western, "cp1252"
+    charset = rivals[0][0][0] if rivals else ""
+    if charset == "cp1251" and not re.search(rb"[\xc0-\xdf\xfb-\xff]", data):
+        charset = "cp1255"  # Cyrillic without a capital and without soft signs and vowels is Hebrew
+    for name in (charset, "mac_roman"):
+        text = _text(data, name)
+        latin = name in _LATIN or name == "mac_roman"
+        if text and _plausible(text) and not (latin and _symbol_within_word(text)):
+            return text, name
+    return None
+
+
+def _rivals(data: bytes) -> list[tuple[list[str], float]]:
+    """Charsets that give the same text, and how much its letters are those of a language; the likeliest first."""
+    sample = data[: 1 << 20]
+    high = len(sample) - len(sample.translate(None, bytes(range(128, 256))))
+    letters = high + sum(map(sample.count, (bytes([code]) for code in b"etaoinsrhldcumfpgwybvkxjqzETAOINSRHLDCUM")))
+    candidates = [name for name in _CANDIDATES if name not in _LATIN or high <= 0.5 * letters]
+    matches = charset_normalizer.from_bytes(sample, cp_isolation=candidates, preemptive_behaviour=False)
+    return [(match.could_be_from_charset, match.coherence) for match in matches]
+
+
+def _text(data: bytes, charset: str) -> str:
+    try:
+        return data.decode(charset) if charset else ""
+    except UnicodeDecodeError:
+        return ""
+
+
+def _looks_western(text: str) -> bool:
+    """Whether accents stand where Western languages have them: in words of ASCII letters, in the words' case."""
+    if _symbol_within_word(text):
+        return False
+    letters = accented = 0
+    for word in re.findall(r"[^\W\d_]+", text):
+        if not (word.isascii() or word.islower() or word.isupper() or word[1:].islower()):
+            return False
+        letters += len(word)
+        accented += sum(character > "\x7f" for character in word)
+    return accented <= 0.34 * letters
+
+
+def _symbol_within_word(text: str) -> bool:
+    """Whether a symbol stands between two letters: its byte is a letter in another charset."""
+    return any(
+        not match[0].isalpha()
+        and text[match.start() - 1 : match.start()].isalpha()
+        and text[match.end() : match.end() + 1].isalpha()
+        for match in re.finditer(r"[^\x00-\x7f’‘´–—·…“”«»\xa0\xad]", text)
+    )
+
+
+def _plausible(text: str) -> bool:
+    """Whether hardly a character is unassigned, for private use, or a control."""
+    sample = text[:20_000].translate(dict.fromkeys(map(ord, "\n\r\t\f")))
+    odd = sum(unicodedata.category(character) in {"Cn", "Co", "Cs", "Cc"} for character in sample)
+    return odd <= _CONTROL_SHARE * len(sample)

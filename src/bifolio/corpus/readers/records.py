@@ -1,0 +1,182 @@
+"""JSONL and TSV: each record is a document; read as a stream."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from bifolio.corpus.charset import byte_order_mark
+from bifolio.corpus.cleaning import clean
+from bifolio.corpus.readers.text import read_text
+from bifolio.errors import DocumentError
+from bifolio.types import Document, Mark
+
+_UNDECODABLE = re.compile("[\udc80-\udcff]")
+_LONGEST_FIELD = 2**31 - 1
+
+
+def read_jsonl(path: Path, whole: bool) -> Iterator[Document]:
+    """Read ``{"id", "title", "text", ...}``, one object a line; other scalar values become metadata.
+
+    Args:
+        path: The file.
+        whole: Whether a record is a ready-made passage.
+
+    Yields:
+        A document for each record.
+
+    Raises:
+        DocumentError: A line is no such object, or an id appears twice.
+    """
+    ids = _Ids()
+    with _open(path, newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            _check_decoded(line, number)
+            if not line.strip():
+                continue
+            record = _parse(line, number)
+            text, title = record.get("text"), record.get("title")
+            if not isinstance(text, str):
+                found = f"must be a string, got {_kind(text)}" if "text" in record else "is missing"
+                raise DocumentError(f"line {number}: field 'text' {found}")
+            if title is not None and not isinstance(title, str):
+                raise DocumentError(f"line {number}: field 'title' must be a string, got {_kind(title)}")
+            metadata = {clean(key): value for key, value in record.items() if key not in {"id", "title", "text"}}
+            yield Document(
+                text=clean(text),
+                title=clean(title or "").strip(),
+                member=ids.name(record.get("id"), number),
+                media_type="application/jsonl",
+                marks=(Mark(0, line=number),),
+                metadata=_scalars(metadata),
+                whole=whole,
+                warnings=_no_text(text, number),
+            )
+
+
+def read_tsv(path: Path, whole: bool) -> Iterator[Document]:
+    """Read a table with the columns ``id`` and ``text``, and ``title`` if there is one, in any order.
+
+    Quotes are those of CSV, as in DPR's ``psgs_w100.tsv``. Without that header the file is plain text.
+
+    Args:
+        path: The file.
+        whole: Whether a record is a ready-made passage.
+
+    Yields:
+        A document for each row.
+
+    Raises:
+        DocumentError: A row does not fit the header, an id appears twice, or ``whole`` and there is no header.
+    """
+    if csv.field_size_limit() < _LONGEST_FIELD:  # csv has no limit of one reader alone, and its default is 128 KiB
+        csv.field_size_limit(_LONGEST_FIELD)
+    with _open(path, newline="") as file:
+        header = [name.strip() for name in file.readline().rstrip("\r\n").split("\t")]
+        header = [clean(name[1:-1] if name[:1] == name[-1:] == '"' else name) for name in header]
+        if {"id", "text"} <= set(header):
+            yield from _rows(file, header, whole)
+            return
+    if whole:
+        raise DocumentError(f"line 1: expected a header with the columns id and text, got {', '.join(header)[:80]!r}")
+    yield read_text(path.read_bytes())
+
+
+def _rows(file: IO[str], header: list[str], whole: bool) -> Iterator[Document]:
+    ids = _Ids()
+    rows = csv.reader(file, delimiter="\t", strict=True)
+    while True:
+        number = rows.line_num + 2  # the header was read before
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            last = rows.line_num + 1
+            where = f"line {number}" if last <= number else f"lines {number}-{last}"
+            raise DocumentError(f"{where}: malformed TSV ({error}); a quote in a quoted field is doubled") from error
+        if row is None:
+            return
+        if not any(field.strip() for field in row):
+            continue
+        if len(row) != len(header):
+            raise DocumentError(f"line {number}: expected {len(header)} columns as in the header, got {len(row)}")
+        _check_decoded("\t".join(row), number)
+        record = {name: clean(field) for name, field in zip(header, row, strict=True)}
+        text, title = record["text"], record.get("title", "").strip()
+        yield Document(
+            text=text,
+            title=title,
+            member=ids.name(record["id"], number),
+            media_type="text/tab-separated-values",
+            marks=(Mark(0, line=number),),
+            metadata={name: value for name, value in record.items() if name not in {"id", "title", "text", ""}},
+            whole=whole,
+            warnings=_no_text(text, number),
+        )
+
+
+class _Ids:
+    """The ids of a file, each with its line."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, int] = {}
+
+    def name(self, given: object, line: int) -> str:
+        """The record's id, or its line number if it has none."""
+        if given is not None and (isinstance(given, bool) or not isinstance(given, str | int)):
+            raise DocumentError(f"line {line}: field 'id' must be a string or an integer, got {_kind(given)}")
+        name = clean(str(given)).strip() if given is not None else ""
+        name = name or str(line)
+        first = self._lines.setdefault(name, line)
+        if first != line:
+            raise DocumentError(f"line {line}: id {name!r} is already that of line {first}")
+        return name
+
+
+def _open(path: Path, newline: str) -> IO[str]:
+    with path.open("rb") as file:
+        mark = byte_order_mark(file.read(4))
+    encoding = {"": "utf-8", "utf-8": "utf-8-sig"}.get(mark, mark[:6])  # "utf-16" and "utf-32" drop their mark
+    return path.open(encoding=encoding, errors="surrogateescape", newline=newline)
+
+
+def _check_decoded(line: str, number: int) -> None:
+    bad = None if line.isascii() else _UNDECODABLE.search(line)
+    if bad is not None:
+        raise DocumentError(f"line {number}: byte 0x{ord(bad[0]) - 0xDC00:02x} is not UTF-8: convert the file to UTF-8")
+
+
+def _parse(line: str, number: int) -> dict[str, object]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DocumentError(f"line {number}: malformed JSON ({error.msg} at column {error.colno})") from error
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, thousands of brackets
+        raise DocumentError(f"line {number}: JSON beyond what can be read ({error})") from error
+    if not isinstance(record, dict):
+        raise DocumentError(f"line {number}: expected a JSON object, got {_kind(record)}")
+    return record
+
+
+def _scalars(values: dict[str, object]) -> dict[str, str | int | float | bool]:
+    """The values that metadata can hold: neither null nor nested, nor NaN, which JSON has no word for."""
+    found: dict[str, str | int | float | bool] = {}
+    for key, value in values.items():
+        if isinstance(value, str):
+            found[key] = clean(value)
+        elif isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+            found[key] = value
+    return found
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _no_text(text: str, number: int) -> tuple[str, ...]:
+    return () if text.strip() else (f"line {number}: no text",)

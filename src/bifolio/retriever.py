@@ -1,0 +1,96 @@
+"""From a question to passages with p(z|x): the one place where scores become a prior.
+
+Whatever ranks the passages, pi is the softmax of the dense encoder's scores over the passages retrieved (MATH
+section 1), because that is what training differentiates and what the posterior starts from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from jaxtyping import Float32
+
+from bifolio.errors import UsageError
+from bifolio.protocols import Encoder
+from bifolio.types import Hit, Passage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PassageStore(Protocol):
+    """What a retriever needs of a collection."""
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder that the collection's vectors were made with."""
+        ...
+
+    def nearest(self, query: Float32[np.ndarray, " D"], k: int) -> list[tuple[Passage, float]]:
+        """The min(k, size) passages with the largest inner product, best first, with it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Prior:
+    """How scores become log pi_z.
+
+    Attributes:
+        scale: 1/tau, multiplies the scores.
+        no_passage_logit: b, the logit of the branch that reads no passage, after the scale; None: no such branch.
+    """
+
+    scale: float
+    no_passage_logit: float | None
+
+    def log_prior(self, scores: list[float], *, no_passage: bool = False) -> Tensor:
+        """Log pi_z, (K,) float32, or (K + 1,) with the no-passage branch at its end (MATH sections 1 and 3)."""
+        import torch
+
+        from bifolio import marginal
+
+        bias = self.no_passage_logit if no_passage else None
+        return marginal.log_prior(torch.tensor(scores, dtype=torch.float32), self.scale, bias)
+
+
+class Retriever:
+    """Dense retrieval over one collection."""
+
+    def __init__(self, store: PassageStore, *, prior: Prior | None = None) -> None:
+        """Retrieve from ``store``, by default with the prior of its encoder."""
+        self._store = store
+        self._prior = prior
+
+    @property
+    def prior(self) -> Prior:
+        """How this retriever's scores become log pi_z."""
+        if self._prior is None:
+            spec = self._store.encoder.spec
+            self._prior = Prior(spec.prior_scale, spec.no_passage_logit)
+        return self._prior
+
+    def retrieve(self, question: str, k: int = 5) -> tuple[Hit, ...]:
+        """The min(k, size of the collection) best passages, best first; their ``log_prior`` sums to 1 over them.
+
+        Raises:
+            UsageError: the question is empty, or k is below 1.
+            ModelMissingError: the collection's encoder is not in the cache.
+            EncoderMismatchError: the encoder is not the one that the collection was built with.
+        """
+        check_question(question)
+        if k < 1:
+            raise UsageError(f"k {k}: expected at least 1 passage")
+        query = self._store.encoder.encode_questions([question])[0]
+        found = self._store.nearest(query, k)
+        if not found:
+            return ()
+        log_prior = self.prior.log_prior([score for _, score in found]).tolist()
+        return tuple(Hit(passage, score, log_pi) for (passage, score), log_pi in zip(found, log_prior, strict=True))
+
+
+def check_question(question: str) -> None:
+    """Raise ``UsageError`` for a question without a letter, a digit or a symbol in it."""
+    if not question.strip():
+        raise UsageError("the question is empty: expected some text")
