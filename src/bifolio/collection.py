@@ -51,11 +51,14 @@ def _silent(_: object) -> None:
 class Collection:
     """Passages with their vectors, opened at one generation. Safe to use from many threads."""
 
-    def __init__(self, path: Path, catalogue: Catalogue, encoder: Encoder | None) -> None:
+    def __init__(
+        self, path: Path, catalogue: Catalogue, encoder: Encoder | None, *, device: str = "auto", dtype: str = "auto"
+    ) -> None:
         """Use :meth:`build` or :meth:`open`."""
         self.path = path
         self._catalogue = catalogue
         self._meta = catalogue.meta()
+        self._device, self._dtype = device, dtype
         self._encoder: Encoder | None = None
         self._index: DenseIndex | None = None
         self._lock = threading.RLock()
@@ -73,6 +76,8 @@ class Collection:
         path: str | Path,
         *,
         encoder: str | Encoder = DEFAULT_ENCODER,
+        device: str = "auto",
+        dtype: str = "auto",
         index: str = "exact",
         as_passages: bool = False,
         split: SplitOptions | None = None,
@@ -84,6 +89,8 @@ class Collection:
             paths: Files and folders (read recursively).
             path: Folder of the new collection.
             encoder: A model id, or an encoder.
+            device: Where an encoder given by its id runs: ``auto``, ``cpu``, ``cuda`` ...
+            dtype: What it computes in: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
             index: ``exact``, ``faiss:flat`` or ``faiss:hnsw``.
             as_passages: Every record of a .jsonl or .tsv file is a passage of its own, with its own id.
             split: How documents are split; about 100 words at sentence ends when left out.
@@ -102,7 +109,7 @@ class Collection:
         if isinstance(paths, str | Path):
             raise UsageError(f"paths is {paths!r}: expected a list of paths, such as [{str(paths)!r}]")
         resolve("index", index)[0](1, resolve("index", index)[1])  # an unknown index is an error now and not at the end
-        loaded = load_encoder(encoder) if isinstance(encoder, str) else encoder
+        loaded = load_encoder(encoder, device=device, dtype=dtype) if isinstance(encoder, str) else encoder
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
         beside = target.absolute().parent / f".{target.name}.building-{os.getpid()}-{secrets.token_hex(4)}"
         beside.mkdir()
@@ -126,7 +133,9 @@ class Collection:
         return opened
 
     @classmethod
-    def open(cls, path: str | Path, *, encoder: Encoder | None = None) -> Collection:
+    def open(
+        cls, path: str | Path, *, encoder: Encoder | None = None, device: str = "auto", dtype: str = "auto"
+    ) -> Collection:
         """Open a collection at its newest generation, and stay there until the next ``ingest`` through this object.
 
         The encoder is loaded when it is first needed: looking at passages needs no model.
@@ -140,13 +149,27 @@ class Collection:
         folder = Path(path)
         catalogue = Catalogue.open(folder / _CATALOGUE)
         try:
-            return cls(folder, catalogue, encoder)
+            return cls(folder, catalogue, encoder, device=device, dtype=dtype)
         except KeyError as error:
             catalogue.close()
             raise CollectionDamagedError(f"{folder}: the catalogue lacks {error}; restore it from a backup") from error
         except BaseException:
             catalogue.close()
             raise
+
+    @staticmethod
+    def exists(path: str | Path) -> bool:
+        """Whether there is a collection at ``path``, in whatever state."""
+        return (Path(path) / _CATALOGUE).exists()
+
+    def require(self, *, encoder: str | None = None, index: str | None = None) -> None:
+        """Raise ``UsageError`` if this collection has another encoder or index than the ones asked for."""
+        for name, asked, has in (
+            ("encoder", encoder, self._meta["encoder"]["model"]),
+            ("index", index, self._meta["index"]),
+        ):
+            if asked is not None and asked != has:
+                raise UsageError(f"{self.path} has {name} {has}, not {asked}: leave it out, or make a new collection")
 
     def close(self) -> None:
         """Close the catalogue; the object cannot be used afterwards."""
@@ -206,7 +229,8 @@ class Collection:
         """
         with self._lock:
             if self._encoder is None:
-                self._encoder = self._same(load_encoder(self._meta["encoder"]["model"]))
+                model = self._meta["encoder"]["model"]
+                self._encoder = self._same(load_encoder(model, device=self._device, dtype=self._dtype))
             return self._encoder
 
     def _same(self, encoder: Encoder) -> Encoder:

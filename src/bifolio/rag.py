@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from bifolio.answer import Answer, Timings
 from bifolio.collection import Collection
@@ -17,6 +17,7 @@ from bifolio.errors import UsageError
 from bifolio.language import unfamiliar
 from bifolio.loading import load_generator
 from bifolio.models import DEFAULT_GENERATOR
+from bifolio.options import AskOptions, BifolioWarning
 from bifolio.protocols import Branches, LogitGenerator
 from bifolio.retriever import Retriever, check_question
 from bifolio.types import Hit
@@ -25,39 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bifolio.decode import Decoded
-
-
-class BifolioWarning(UserWarning):
-    """Something that a person should know and that is no error."""
-
-
-@dataclass(frozen=True)
-class AskOptions:
-    """How a question is answered. The texts of the fields are the help of the command line."""
-
-    k: Annotated[int, "Passages to retrieve and read."] = 5
-    scheme: Annotated[str, "When the prior over passages is restored: token, sentence or sequence."] = "sentence"
-    beam: Annotated[int, "Hypotheses of the beam search; 1 is greedy."] = 1
-    style: Annotated[str, "long: whole sentences; short: a few words."] = "long"
-    max_tokens: Annotated[int, "Longest answer, in tokens."] = 128
-    temperature: Annotated[float | None, "Sample at this temperature instead of searching."] = None
-    top_p: Annotated[float | None, "When sampling: draw from the smallest set of tokens with this mass."] = None
-    seed: Annotated[int | None, "When sampling: the same seed gives the same answer."] = None
-    length_penalty: Annotated[float, "Beam search ranks by log p(y|x) / length^penalty; 0 is the likelihood."] = 0.0
-
-    def __post_init__(self) -> None:
-        """Check what does not depend on a model; the search and the scheme check their own."""
-        if self.temperature is None:
-            for name in ("top_p", "seed"):
-                if getattr(self, name) is not None:
-                    raise UsageError(f"{name} {getattr(self, name)} has no effect without a temperature: give one, too")
-        elif self.beam != 1:
-            raise UsageError(f"temperature {self.temperature} samples and beam {self.beam} searches: choose one")
-
-    @classmethod
-    def known(cls) -> list[str]:
-        """Names of all options."""
-        return [field.name for field in fields(cls)]
 
 
 class Rag:

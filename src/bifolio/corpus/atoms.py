@@ -109,6 +109,8 @@ class Atoms:
 
     def _cut(self, word: str, following: int, breaks: int, line_start: bool) -> Cut:
         """The cut between a token and the one that begins at ``following``."""
+        if breaks and word[-1] in ":：":  # what it announces belongs to it
+            return Cut.CLAUSE
         if breaks > 1:
             return Cut.PARAGRAPH
         if breaks and (self._lines_are_blocks or _LIST_ITEM.match(self._text, following)):
@@ -124,21 +126,17 @@ class Atoms:
         return Cut.CLAUSE if ends_clause(word) else Cut.WORD
 
     def _pieces(self, start: int, end: int) -> None:
-        """Cut a token into pieces; its first piece weighs a word at least, since it is one by its spaces."""
-        text = self._text
-        first = True
+        """Cut a token into pieces; one that begins a token or a run weighs a word at least, for readers see a word."""
+        at_start = True
         for begin, stop, spaceless in self._runs(start, end):
             size = self._spaceless if spaceless else self._run
             unit = _SPACELESS_CHARACTER if spaceless else _RUN_CHARACTER
-            if not spaceless and stop - begin <= _LONGEST_WORD:  # a word between characters of another script
-                self._add(begin, stop, WORD, self._inner_cut(stop, end))
-                first = False
-                continue
+            at_start = at_start or not spaceless
             while begin < stop:
-                cut = _grapheme_end(text, begin, min(begin + size, stop), end)
+                cut = _grapheme_end(self._text, begin, min(begin + size, stop), end)
                 weight = unit * (cut - begin)
-                self._add(begin, cut, max(WORD, weight) if first else weight, self._inner_cut(cut, end))
-                begin, first = cut, False
+                self._add(begin, cut, max(WORD, weight) if at_start else weight, self._inner_cut(cut, end))
+                begin, at_start = cut, False
 
     def _runs(self, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
         """Parts of a token that are in scripts without spaces, or not; punctuation ends a part."""
@@ -189,10 +187,10 @@ def _grapheme_end(text: str, begin: int, position: int, limit: int) -> int:
 
 def _within_grapheme(text: str, begin: int, position: int) -> bool:
     following = text[position]
-    if following < "\u0300" or "\u309b" <= following <= "\u9fff":
-        return text[position - 1] == "\u200d" and not following.isascii()
-    if following == "\u200d" or text[position - 1] == "\u200d":
+    if text[position - 1] == "\u200d":
         return True
+    if following < "\u0300" or "\u309b" <= following <= "\u9fff":
+        return False
     if "\U0001f1e6" <= following <= "\U0001f1ff":  # flags are pairs
         flags = position
         while flags > begin and "\U0001f1e6" <= text[flags - 1] <= "\U0001f1ff":
@@ -204,5 +202,5 @@ def _within_grapheme(text: str, begin: int, position: int) -> bool:
         or "\udc00" <= following <= "\udfff"
         or "\U0001f3fb" <= following <= "\U0001f3ff"
         or "\U000e0020" <= following <= "\U000e007f"
-        or following in "\u0e33\u0eb3\uff9e\uff9f\u200c"
+        or following in "\u0e33\u0eb3\uff9e\uff9f\u200c\u200d"
     )

@@ -124,7 +124,7 @@ def refuse_binary(head: bytes) -> None:
     if head.startswith(tuple(mark for mark, _ in _BOMS)) or _utf16_without_mark(head):
         return
     controls = len(head) - len(head.translate(None, _CONTROLS))
-    if b"\0" in head or controls > _CONTROL_SHARE * len(head):
+    if b"\0" in head or controls > max(1, _CONTROL_SHARE * len(head)):
         raise SkippedDocument("binary data (control bytes that text does not have)")
 
 
@@ -140,7 +140,7 @@ def _reads_on(head: bytes) -> bool:
 
 def _decoded(text: str, charset: str) -> Decoded:
     controls = len(re.findall("[\x00-\x07\x0e-\x1a\x1c-\x1f]", text))
-    if "\0" in text or controls > _CONTROL_SHARE * len(text):
+    if "\0" in text or controls > max(1, _CONTROL_SHARE * len(text)):
         raise SkippedDocument("binary data (control characters that text does not have)")
     return Decoded(text, charset, () if charset == "utf-8" else (f"decoded as {charset}",))
 

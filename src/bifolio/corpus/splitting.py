@@ -167,7 +167,7 @@ def _nearest(cuts: bytearray, first: int, middle: int, last: int) -> list[int]:
     """For each kind of cut the places nearest to ``middle``: far from a document's end none other can be the best."""
     found = []
     for kind in Cut:
-        below = cuts.rfind(kind, first - 1, middle)
-        above = cuts.find(kind, middle, last)
+        below = cuts.rfind(kind, first - 1, middle - 1)
+        above = cuts.find(kind, middle - 1, last)
         found += [index + 1 for index in (below, above) if index >= 0]
     return found

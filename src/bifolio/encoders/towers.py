@@ -28,8 +28,7 @@ _DPR_WINDOW = 256  # Karpukhin et al. 2020: passages of 100 words in 256 tokens
 _OPEN_WINDOW = 512  # where neither tokenizer nor model says how long an input may be
 _MODULES = ("Transformer", "Pooling", "Dense", "LayerNorm", "Dropout", "Normalize")
 _WITH_WEIGHTS = ("Transformer", "Dense", "LayerNorm")
-# What changes a model's function and is not in its weights. Names of versions and places are left out: the same model
-# has others in every package.
+# What changes a model's function and is not in its weights; not versions and places, which differ in every package.
 _CONFIG_FACTS = ("model_type", "hidden_act", "layer_norm_eps", "num_attention_heads", "num_hidden_layers")
 _TOKENIZER_FACTS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")

@@ -82,12 +82,13 @@ def _headings(text: str) -> tuple[Heading, ...]:
     parser = MarkdownIt("commonmark")
     parser.core.ruler.disable("inline")  # blocks are enough, and ten times faster
     tokens = parser.parse(text)
+    inline_parser = MarkdownIt("commonmark")
     starts = [0, *itertools.accumulate(len(line) for line in text.split("\n") for line in (line + "\n",))]
     found = []
     for opening, inline in itertools.pairwise(tokens):
         if opening.type != "heading_open" or opening.level or opening.map is None:
             continue
-        title = _plain(parser, inline)
+        title = _plain(inline_parser, inline)
         if title:
             line = starts[opening.map[0]]
             marker = re.compile(r"[ \t]*(?:#{1,6}[ \t]+)?").match(text, line)

@@ -1,0 +1,252 @@
+"""What a person sees in a terminal: bars, tables, snippets. No decisions are made here."""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from bifolio.answer import Answer
+    from bifolio.catalogue import FileRow
+    from bifolio.ingest import IngestProgress, IngestReport
+    from bifolio.models import ModelRecord
+    from bifolio.models import Progress as PullProgress
+    from bifolio.types import Hit, Passage
+
+_BAR = 12
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_SNIPPET = 220
+_DIRECTION = "\u202a\u202b\u202d\u202e\u2066\u2067\u2068"
+_COMMON = frozenset(
+    "the of and to in is was for on that by with are what which who whom when where why how does did do it from at as "
+    "an a be this have has can not or i you".split()
+)
+
+
+def output() -> Console:
+    """Standard output. Into a pipe or a file no line is wrapped."""
+    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False, emoji=False)
+
+
+def messages() -> Console:
+    """Standard error, for progress, warnings and errors."""
+    return Console(stderr=True, soft_wrap=True, highlight=False, emoji=False)
+
+
+def printable(text: str) -> str:
+    """Text without characters that command a terminal: a file name or a document must not."""
+    return "".join("\ufffd" if _commands(c) else c for c in text.replace("\t", "    "))
+
+
+def _commands(character: str) -> bool:
+    # Controls, lone surrogates, and marks that reverse the direction of what follows them.
+    return character != "\n" and (unicodedata.category(character) in {"Cc", "Cs"} or character in _DIRECTION)
+
+
+def bar(share: float) -> str:
+    """A share of 1 as a bar of twelve cells, in eighths of a cell."""
+    eighths = round(max(0.0, min(1.0, share)) * _BAR * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(_BAR, "·")
+
+
+def snippet(text: str, question: str, width: int = _SNIPPET) -> Text:
+    """The part of a passage with most of the question's words, which are set bold."""
+    flat = printable(re.sub(r"\s+", " ", text)).strip()
+    words = {word for word in re.findall(r"\w+", question.lower()) if word not in _COMMON}
+    places = [m.span() for m in re.finditer(r"\w+", flat) if m.group().lower() in words]
+    start = 0
+    if len(flat) > width:
+        starts = [max(0, min(a - 30, len(flat) - width)) for a, _ in places] or [0]
+        start = max(starts, key=lambda s: (sum(s <= a and b <= s + width for a, b in places), -s))
+        start = flat.find(" ", start) + 1 if start else 0
+    shown = Text(("…" if start else "") + flat[start : start + width] + ("…" if start + width < len(flat) else ""))
+    for a, b in places:
+        if start <= a and b <= start + width:
+            shift = (1 if start else 0) - start
+            shown.stylize("bold", a + shift, b + shift)
+    return shown
+
+
+def show_answer(console: Console, answer: Answer) -> None:
+    """The answer with its markers, one entry per cited passage, and a line about the whole."""
+    console.print(Text(printable(answer.marked()) or "(the model answered with nothing)", style="bold"))
+    console.print()
+    cited = sorted((c for c in answer.citations() if c.marker is not None), key=lambda c: c.marker or 0)
+    for citation in cited:
+        line = Text.assemble(
+            (f"[{citation.marker}] ", "bold cyan"),
+            (bar(citation.weight), "cyan"),
+            f" {citation.weight:.2f}  ",
+            (printable(citation.passage.place), "underline"),
+        )
+        if citation.passage.label:
+            line.append(f"  {printable(citation.passage.label)}", style="dim")
+        if citation.truncated:
+            line.append("  (cut to fit)", style="yellow")
+        console.print(line)
+        console.print(Text("    ").append_text(snippet(citation.passage.text, answer.question)))
+    if not cited:
+        console.print(
+            Text("No passage carries a tenth of any sentence: this is the model's own memory.", style="yellow")
+        )
+    if answer.no_passage is not None:
+        console.print(
+            Text(
+                f"    {bar(answer.no_passage)} {answer.no_passage:.2f}  no passage (the model's own memory)",
+                style="dim",
+            )
+        )
+    console.print()
+    console.print(_facts(answer))
+    for note in answer.notes:
+        console.print(Text(f"note: {printable(note)}", style="yellow"))
+
+
+def _facts(answer: Answer) -> Text:
+    import math
+
+    facts = [f"log p(y|x) {answer.log_prob:.2f} (p = {math.exp(answer.log_prob):.2g})", f"scheme {answer.scheme}"]
+    if answer.support is not None:
+        facts.insert(0, f"support {answer.support:.2f}")
+    if answer.evidence is not None:
+        facts.append(f"evidence {answer.evidence:+.2f} nats/token")
+    t = answer.timings
+    facts.append(f"retrieve {t.retrieve_s:.2f} s, prefill {t.prefill_s:.2f} s, decode {t.decode_s:.2f} s")
+    return Text(" · ".join(facts), style="dim")
+
+
+def show_hits(console: Console, hits: Sequence[Hit], question: str) -> None:
+    """Retrieved passages, best first."""
+    import math
+
+    for rank, hit in enumerate(hits, start=1):
+        prior = math.exp(hit.log_prior)
+        line = Text.assemble(
+            (f"{rank:>2}. ", "bold cyan"),
+            (bar(prior), "cyan"),
+            f" {prior:.2f}  score {hit.score:.3f}  ",
+            (printable(hit.passage.place), "underline"),
+        )
+        if hit.passage.label:
+            line.append(f"  {printable(hit.passage.label)}", style="dim")
+        console.print(line)
+        shown = Text("    ").append_text(snippet(hit.passage.text, question))
+        console.print(shown.append(f"  {printable(hit.passage.id)}", style="dim"))
+
+
+def show_passage(console: Console, passage: Passage, before: str, after: str) -> None:
+    """A passage within its document."""
+    console.print(Text(f"{printable(passage.place)}  {printable(passage.label)}", style="bold"))
+    console.print(Text(("…" if before else "") + printable(before), style="dim"), end="")
+    console.print(Text(printable(passage.text), style="reverse" if console.is_terminal else ""), end="")
+    console.print(Text(printable(after) + ("…" if after else ""), style="dim"))
+
+
+def show_files(console: Console, files: Sequence[FileRow]) -> None:
+    """The files of a collection."""
+    table = Table(box=None, pad_edge=False)
+    for name, justify in (("passages", "right"), ("added", "left"), ("status", "left"), ("source", "left")):
+        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
+    for file in files:
+        reason = f"  ({printable(file.reason)})" if file.reason else ""
+        table.add_row(str(file.passages), file.added[:19], file.status, Text(printable(file.source) + reason))
+    console.print(table)
+    console.print(Text(f"{len(files)} files, {sum(file.passages for file in files)} passages", style="dim"))
+
+
+def show_report(console: Console, report: IngestReport, most: int = 20) -> None:
+    """What an ingest did: the files that need attention, then the totals."""
+    colours = {"failed": "red", "skipped": "yellow", "warning": "yellow"}
+    told = [file for file in report.files if file.status in colours]
+    for file in told[:most]:
+        what = f"  {printable(file.path)}: {printable(file.reason)}"
+        console.print(Text.assemble((f"{file.status:>9}", colours[file.status]), what))
+    if len(told) > most:
+        console.print(Text(f"           and {len(told) - most} more; --json lists all", style="dim"))
+    states = [file.status for file in report.files]
+    kinds = ("ok", "warning", "unchanged", "skipped", "failed")
+    counts = ", ".join(f"{states.count(kind)} {kind}" for kind in kinds if kind in states)
+    console.print(Text(f"{report.collection}: {report.documents} documents, {report.passages} passages", style="bold"))
+    rate = f", {report.added / report.seconds:.1f} passages/s" if report.added and report.seconds else ""
+    done = f"{report.added} passages encoded in {report.seconds:.1f} s{rate}"
+    console.print(Text(f"{len(states)} files: {counts} · {done}", style="dim"))
+
+
+def show_models(console: Console, records: Sequence[ModelRecord]) -> None:
+    """Models in the cache."""
+    for record in records:
+        facts = f"  {record.size / 1e6:.0f} MB  from {record.origin}  {record.path}"
+        console.print(Text.assemble((record.id, "bold"), facts))
+    if not records:
+        console.print("No model is in the cache. Run: bifolio models pull")
+
+
+@contextmanager
+def ingest_progress(quiet: bool) -> Iterator[Callable[[IngestProgress], None]]:
+    """A bar for reading and one for encoding, with rate and ETA; nothing where stderr is no terminal."""
+    console = messages()
+    if quiet or not console.is_terminal:
+        yield lambda _: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        tasks: dict[str, TaskID] = {}
+        units = {"read": ("reading files", "files/s"), "encode": ("encoding passages", "passages/s")}
+
+        def told(step: IngestProgress) -> None:
+            name, unit = units[step.stage]
+            if step.stage not in tasks:
+                tasks[step.stage] = progress.add_task(name, total=step.total, rate="")
+            task = progress.tasks[tasks[step.stage]]
+            rate = f"{step.done / task.elapsed:.0f} {unit}" if task.elapsed else ""
+            progress.update(tasks[step.stage], completed=step.done, total=step.total, rate=rate)
+
+        yield told
+
+
+@contextmanager
+def pull_progress(quiet: bool) -> Iterator[Callable[[PullProgress], None]]:
+    """A bar per stage of a pull; on a stderr that is no terminal one line per stage."""
+    console = messages()
+    if quiet:
+        yield lambda _: None
+        return
+    if not console.is_terminal:
+        yield lambda step: console.print(Text(f"{step.stage}: {printable(step.message)}")) if step.message else None
+        return
+    from rich.progress import DownloadColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def told(step: PullProgress) -> None:
+            if step.message:
+                progress.console.print(Text(printable(step.message), style="dim"))
+            if step.stage not in tasks:
+                tasks[step.stage] = progress.add_task(step.stage, total=step.total)
+            progress.update(tasks[step.stage], completed=step.done, total=step.total)
+
+        yield told

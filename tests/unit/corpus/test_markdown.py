@@ -1,0 +1,84 @@
+from bifolio.corpus.readers.markdown import read_markdown
+
+PAGE = """\
+Intro
+
+# The *first* `title` #
+
+Setext one
+==========
+
+Sub
+---
+
+```
+# not a heading
+```
+
+> # quoted
+
+- # in a list
+
+#hashtag
+   ### Indented
+"""
+
+
+def read(text):
+    return read_markdown(text.encode())
+
+
+def test_headings_are_those_of_commonmark():
+    found = read(PAGE)
+    assert [(h.level, h.title) for h in found.headings] == [
+        (1, "The first title"),
+        (1, "Setext one"),
+        (2, "Sub"),
+        (3, "Indented"),
+    ]
+    assert [found.text[h.start :].split("\n")[0] for h in found.headings] == [
+        "The *first* `title` #",
+        "Setext one",
+        "Sub",
+        "Indented",
+    ]
+    assert found.title == "The first title"
+    assert found.text == PAGE
+
+
+def test_headings_after_crlf_and_controls_are_where_they_are_in_the_text():
+    found = read("a\x07b\r\n\r\n# One\x0c\r\n\r\ntext\r\n## Two\r\n")
+    assert [found.text[h.start : h.start + 3] for h in found.headings] == ["One", "Two"]
+
+
+def test_front_matter_becomes_metadata_and_empty_lines():
+    found = read(
+        '---\ntitle: "A: b"  \nyear: 2020\nratio: 1.5 # comment\ndraft: false\ntags: [a, b]\nnested:\n  key: 1\n'
+        "list:\n- a\nempty:\nnothing: null\ndate: 2020-01-02\nurl: http://x/#y\n---\n\n## Body\n"
+    )
+    assert found.metadata == {
+        "title": "A: b",
+        "year": 2020,
+        "ratio": 1.5,
+        "draft": False,
+        "date": "2020-01-02",
+        "url": "http://x/#y",
+    }
+    assert type(found.metadata["year"]) is int
+    assert found.title == "A: b"
+    assert found.text == "\n" * 15 + "\n## Body\n"
+    assert found.text.split("\n").index("## Body") == 16
+
+
+def test_prose_between_two_rules_is_no_front_matter():
+    text = "---\nThis is prose: with a colon.\nAnd more.\n---\nBody\n"
+    found = read(text)
+    assert (found.text, found.metadata) == (text, {})
+    assert read("---\nkey: never closed\n").metadata == {}
+
+
+def test_hostile_markdown_is_read_in_time():
+    for text in (">" * 20_000 + " x", "- " * 20_000, "[" * 20_000, "#" * 20_000 + "\n" + "*" * 20_000):
+        assert read(text).text == text
+    many = read("# T\n\ntext\n\n" * 2_000)
+    assert len(many.headings) == 2_000
