@@ -41,15 +41,15 @@ class ToyBranches:
         return self._rows()
 
     def score(self, answer) -> torch.Tensor:
-        columns = [[self.conditional(z, tuple(answer[:i]))[token] for z in range(self.k)] for i, token in enumerate(answer)]
+        columns = [
+            [self.conditional(z, tuple(answer[:i]))[token] for z in range(self.k)] for i, token in enumerate(answer)
+        ]
         return torch.tensor(columns, dtype=torch.float64).T
 
     def answers(self) -> list[tuple[int, ...]]:
         """Every answer that ends with EOS."""
         words = range(1, self.v)
-        return [
-            (*body, EOS) for length in range(self.depth + 1) for body in itertools.product(words, repeat=length)
-        ]
+        return [(*body, EOS) for length in range(self.depth + 1) for body in itertools.product(words, repeat=length)]
 
 
 TEXTS = {0: "", 1: " Close it.", 2: " Valve", 3: " 3.", 4: " Dr."}

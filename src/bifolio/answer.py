@@ -194,27 +194,8 @@ class Answer:
             "generation": self.generation,
             "passages": passages,
             "no_passage": None if self.no_passage is None else no_passage,
-            "sentences": [
-                {
-                    "text": s.text,
-                    "span": list(s.span),
-                    "weights": list(s.weights),
-                    "no_passage": s.no_passage,
-                    "basis": s.basis,
-                    "markers": list(s.markers),
-                }
-                for s in self.sentences
-            ],
-            "tokens": [
-                {
-                    "text": t.text,
-                    "span": list(t.span),
-                    "log_prob": finite(t.log_prob),
-                    "weights": list(t.weights),
-                    "no_passage": t.no_passage,
-                }
-                for t in self.tokens
-            ],
+            "sentences": [_row(sentence) for sentence in self.sentences],
+            "tokens": [_row(token) for token in self.tokens],
             "notes": list(self.notes),
             "timings": {
                 "retrieve_s": round(self.timings.retrieve_s, 4),
@@ -242,6 +223,12 @@ def cited(row: tuple[float, ...]) -> list[int]:
 def finite(value: float) -> float | None:
     """A number that JSON has: -inf, the logarithm of an impossible event, is null there."""
     return value if math.isfinite(value) else None
+
+
+def _row(part: Sentence | Token) -> dict[str, Any]:
+    """A sentence or token as JSON values; its fields are the keys."""
+    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(part).items()}
+    return {**lists, "log_prob": finite(part.log_prob)} if isinstance(part, Token) else lists
 
 
 def _escape(text: str) -> str:

@@ -15,57 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bifolio.errors import (
-    CollectionBusyError,
-    CollectionDamagedError,
-    CollectionMissingError,
-    CollectionVersionError,
-    UsageError,
-)
+from bifolio import catalogue_file
+from bifolio.catalogue_file import complaints
+from bifolio.errors import CollectionMissingError, UsageError
 from bifolio.types import Document, Passage, Span
-
-FORMAT_VERSION = 1
-_APPLICATION_ID = 0x6269666F  # "bifo"
-
-_SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE files (
-    id INTEGER PRIMARY KEY,
-    path TEXT NOT NULL UNIQUE,        -- absolute: what makes it the same file at the next ingest
-    source TEXT NOT NULL UNIQUE,      -- as the user named it: what people see
-    hash TEXT NOT NULL,               -- sha256 of the file's bytes
-    options TEXT NOT NULL,            -- how it was read and split; other options mean reading it again
-    added TEXT NOT NULL,              -- UTC, ISO 8601
-    status TEXT NOT NULL,             -- ok | warning
-    reason TEXT NOT NULL
-);
-CREATE TABLE documents (
-    id INTEGER PRIMARY KEY,
-    file INTEGER NOT NULL REFERENCES files (id) ON DELETE CASCADE,
-    member TEXT NOT NULL,
-    title TEXT NOT NULL,
-    media_type TEXT NOT NULL,
-    metadata TEXT NOT NULL,           -- JSON object
-    text TEXT NOT NULL
-);
-CREATE INDEX documents_file ON documents (file);
-CREATE TABLE passages (
-    row INTEGER PRIMARY KEY,          -- of its vector
-    id TEXT NOT NULL UNIQUE,
-    document INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE,
-    start INTEGER NOT NULL,           -- code points of documents.text
-    end INTEGER NOT NULL,
-    heading TEXT NOT NULL,
-    place TEXT NOT NULL
-);
-CREATE INDEX passages_document ON passages (document);
-CREATE TABLE segments (
-    name TEXT PRIMARY KEY,            -- file in vectors/
-    first_row INTEGER NOT NULL,
-    rows INTEGER NOT NULL,
-    sha256 TEXT NOT NULL
-);
-"""
 
 # The text of a passage is never stored twice: it is a span of its document's.
 _PASSAGE = """
@@ -124,13 +77,7 @@ class Catalogue:
     @classmethod
     def create(cls, path: Path) -> Catalogue:
         """A new, empty catalogue file."""
-        catalogue = cls(path, _connect(path))
-        with catalogue._lock, _damage(path):
-            catalogue._connection.execute("PRAGMA journal_mode = WAL")
-            catalogue._connection.executescript(_SCHEMA)
-            catalogue._connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            catalogue._connection.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
-        return catalogue
+        return cls(path, catalogue_file.create(path))
 
     @classmethod
     def open(cls, path: Path) -> Catalogue:
@@ -145,26 +92,13 @@ class Catalogue:
             raise CollectionMissingError(
                 f"no collection at {path.parent}. Build one with: bifolio ingest PATH... -c {path.parent}"
             )
-        catalogue = cls(path, _connect(path))
+        catalogue = cls(path, catalogue_file.connect(path))
         try:
-            with _damage(path):
-                catalogue._check_format()
-                catalogue.pin()
+            catalogue.pin()
         except BaseException:
             catalogue.close()
             raise
         return catalogue
-
-    def _check_format(self) -> None:
-        application = self._scalar("PRAGMA application_id")
-        version = self._scalar("PRAGMA user_version")
-        if application != _APPLICATION_ID:
-            raise CollectionDamagedError(f"{self.path} is not a bifolio catalogue: restore it from a backup or rebuild")
-        if version > FORMAT_VERSION:
-            raise CollectionVersionError(
-                f"{self.path.parent} has collection format {version}; this bifolio reads up to {FORMAT_VERSION}. "
-                "Run: pip install --upgrade bifolio"
-            )
 
     def close(self) -> None:
         """Close the connection; closing twice is fine."""
@@ -173,7 +107,7 @@ class Catalogue:
 
     def pin(self) -> None:
         """Read from the newest committed generation, and from no later one until the next call."""
-        with self._lock:
+        with self._lock, complaints(self.path):
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             self._connection.execute("BEGIN")
@@ -183,26 +117,21 @@ class Catalogue:
     def writing(self) -> Iterator[None]:
         """One transaction: everything inside is committed at its end, or nothing if it raises.
 
+        Whether it is committed or not, :meth:`pin` comes after it.
+
         Raises:
             CollectionBusyError: another process is writing.
+            CollectionError: the collection cannot be written.
         """
         with self._lock:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
             try:
-                self._connection.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as error:
-                self.pin()
-                raise CollectionBusyError(
-                    f"{self.path.parent}: another process is writing to this collection ({error}); try again later"
-                ) from error
-            try:
-                with _damage(self.path):
+                with complaints(self.path):
+                    if self._connection.in_transaction:
+                        self._connection.execute("ROLLBACK")
+                    self._connection.execute("BEGIN IMMEDIATE")
                     yield
                     self._connection.execute("COMMIT")
             finally:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
                 self.pin()
 
     @contextmanager
@@ -213,24 +142,30 @@ class Catalogue:
             try:
                 yield
             except BaseException:
-                self._connection.execute("ROLLBACK TO part")
+                if self._connection.in_transaction:  # a full disk has undone all of it already
+                    self._connection.execute("ROLLBACK TO part")
+                    self._connection.execute("RELEASE part")
                 raise
-            finally:
-                self._connection.execute("RELEASE part")
+            self._connection.execute("RELEASE part")
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        with self._lock, _damage(self.path):
+        with self._lock, complaints(self.path):
             return self._connection.execute(query, values).fetchall()
 
     def _scalar(self, query: str, values: Sequence[Any] = ()) -> Any:
         rows = self._rows(query, values)
         return rows[0][0] if rows else None
 
+    def _passage(self, row: tuple[Any, ...]) -> Passage:
+        _, passage_id, text, title, heading, source, place, start, end, metadata = row
+        with complaints(self.path):
+            return Passage(passage_id, text, title, heading, source, place, (start, end), json.loads(metadata))
+
     # ---- what readers ask ----
 
     def meta(self) -> dict[str, Any]:
         """The collection's own facts, as JSON values."""
-        with _damage(self.path):
+        with complaints(self.path):
             return {key: json.loads(value) for key, value in self._rows("SELECT key, value FROM meta")}
 
     def segments(self) -> list[Segment]:
@@ -252,7 +187,7 @@ class Catalogue:
         for start in range(0, len(wanted), 500):  # SQLite limits the number of parameters
             part = wanted[start : start + 500]
             marks = ",".join("?" * len(part))
-            found |= {row[0]: _passage(row) for row in self._rows(f"{_PASSAGE} WHERE p.row IN ({marks})", part)}
+            found |= {row[0]: self._passage(row) for row in self._rows(f"{_PASSAGE} WHERE p.row IN ({marks})", part)}
         return found
 
     def passages_between(self, first: int, end: int) -> Iterator[Passage]:
@@ -268,13 +203,17 @@ class Catalogue:
                 if row[-1] != document:
                     document = row[-1]
                     text = self._scalar("SELECT text FROM documents WHERE id = ?", [document])
-                yield _passage((*row[:2], text[row[7] : row[8]], *row[3:-1]))
+                yield self._passage((*row[:2], text[row[7] : row[8]], *row[3:-1]))
             first = rows[-1][0] + 1
 
     def by_id(self, passage_id: str) -> Passage | None:
         """A passage by its id."""
+        try:
+            passage_id.encode()
+        except UnicodeEncodeError:  # bytes of the command line that are no text
+            return None
         rows = self._rows(f"{_PASSAGE} WHERE p.id = ?", [passage_id])
-        return _passage(rows[0]) if rows else None
+        return self._passage(rows[0]) if rows else None
 
     def document_text(self, passage_id: str) -> str:
         """Canonical text of the document that holds a passage; "" if there is no such passage."""
@@ -320,8 +259,9 @@ class Catalogue:
         absolute path is the source.
         """
         self._connection.execute("DELETE FROM files WHERE path = ?", [path])
-        if self._scalar("SELECT count(*) FROM files WHERE source = ?", [source]):
-            source = path
+        taken = "SELECT count(*) FROM files WHERE source = ?"
+        names = (source, path, *(f"{path} ({number})" for number in range(2, 100)))
+        source = next(name for name in names if not self._scalar(taken, [name]))
         cursor = self._connection.execute(
             "INSERT INTO files (path, source, hash, options, added, status, reason) VALUES (?, ?, ?, ?, ?, 'ok', '')",
             (path, source, hash, options, added),
@@ -363,36 +303,3 @@ class Catalogue:
             if taken is None:
                 raise
             raise UsageError(f"passage id {passage_id!r} is already used by {taken.place}") from error
-
-
-def _passage(row: tuple[Any, ...]) -> Passage:
-    _, passage_id, text, title, heading, source, place, start, end, metadata = row
-    return Passage(passage_id, text, title, heading, source, place, (start, end), json.loads(metadata))
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    with _damage(path):
-        connection = sqlite3.connect(path, timeout=5.0, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA foreign_keys = ON")
-        # A commit is on the disk before it is acknowledged.
-        connection.execute("PRAGMA synchronous = FULL")
-        return connection
-
-
-@contextmanager
-def _damage(path: Path) -> Iterator[None]:
-    """Turn SQLite's complaints about the file into ours."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        if "locked" in str(error) or "busy" in str(error):
-            raise CollectionBusyError(
-                f"{path.parent}: another process is writing to this collection: {error}"
-            ) from error
-        raise CollectionDamagedError(f"{path} cannot be read: {error}") from error
-    except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
-        if isinstance(error, sqlite3.IntegrityError):
-            raise
-        raise CollectionDamagedError(
-            f"{path} is damaged: {error}. Restore it from a backup, or delete the folder and ingest again"
-        ) from error

@@ -99,9 +99,11 @@ def _sentences(
     for number, (start, end) in enumerate(zip([0, *ends], [*ends, len(text)], strict=True)):
         start, end = max(start, 0), min(end, len(text))
         body = text[start:end]
-        if body.strip() and number < len(columns):
+        if body.strip():
             start += len(body) - len(body.lstrip())
-            found.append(((start, start + len(body.strip())), columns[number]))
+            # An answer that was cut may end in the word that closed the sentence before: it belongs to that segment.
+            column = columns[min(number, ids[-1])]
+            found.append(((start, start + len(body.strip())), column))
     weights = tuple(tuple(row[:passages]) for _, row in found)
     markers = number_markers(weights, passages)
     return tuple(
@@ -127,7 +129,7 @@ def _tokens(
 ) -> tuple[Token, ...]:
     """Rows of tokens; a token without a visible character of its own is told together with the next that has one."""
     offset, text = place
-    groups: list[tuple[list[int], tuple[int, int]]] = []
+    groups: list[tuple[list[int], list[int], tuple[int, int]]] = []  # tokens, those of them that make the row, span
     waiting: list[int] = []
     start = 0
     for i in range(len(decoded.tokens) - decoded.finished):
@@ -135,15 +137,15 @@ def _tokens(
         # A character of which only some bytes are there yet decodes to U+FFFD: wait for the rest.
         end = min(len(text_of(decoded.tokens[: i + 1]).rstrip("\ufffd")) - offset, len(text))
         if end > start:
-            groups.append((waiting, (start, end)))
+            groups.append((waiting, waiting, (start, end)))
             waiting, start = [], end
-    if groups and (waiting or start < len(text)):  # white space at the end, or an unfinished character
-        members, (first, _) = groups.pop()
-        groups.append(([*members, *waiting], (first, len(text))))
+    if text and (waiting or start < len(text)):  # white space at the end, or an unfinished character
+        members, making, (first, _) = groups.pop() if groups else ([], waiting, (0, 0))
+        groups.append(([*members, *waiting], making, (first, len(text))))
     tokens = []
-    for members, span in groups:
+    for members, making, span in groups:
         # Blame is filtered: the last piece has seen the others, unless the scheme forgets after every token.
-        column = blame[:, members].mean(1) if scheme == "token" else blame[:, members[-1]]
+        column = blame[:, making].mean(1) if scheme == "token" else blame[:, making[-1]]
         row = column.tolist()
         log_prob = float(decoded.log_probs[members].sum())
         tokens.append(

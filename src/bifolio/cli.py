@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-import warnings
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 
+from bifolio import exits
 from bifolio._version import __version__
-from bifolio.errors import BifolioError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -29,12 +28,19 @@ _HELP = """Answers from your documents, with citations that are probabilities.
   bifolio ingest docs/ -c manuals         read, split and encode documents
   bifolio ask manuals "Which valve closes first?"
 """
-EXIT_NOTHING = 1
-EXIT_INTERRUPTED = 130
+
+
+# With some ten thousand threads the libraries below crash instead of saying so.
+_THREADS = click.IntRange(min=1, max=max(256, os.cpu_count() or 1))
 
 
 def _emit(document: dict[str, Any]) -> None:
-    click.echo(json.dumps(document, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:  # a charset that lacks a letter, or a lone surrogate
+        text = json.dumps(document, allow_nan=False)
+    click.echo(text)
 
 
 def _json_option(command: _Command) -> _Command:
@@ -47,7 +53,7 @@ def _model_options(command: _Command) -> _Command:
         (
             click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."),
             click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16."),
-            click.option("--threads", type=click.IntRange(min=1), help="CPU threads; torch's choice when left out."),
+            click.option("--threads", type=_THREADS, help="CPU threads; torch's choice when left out."),
         )
     ):
         command = option(command)
@@ -61,10 +67,13 @@ def _options_of(options: Callable[[], type], *names: str) -> Callable[[_Command]
         hints = get_type_hints(options(), include_extras=True)
         for name in reversed(names):
             kind, text = get_args(hints[name])
-            kinds = [k for k in (get_args(kind) or (kind,)) if k is not type(None)]
+            if get_origin(kind) is Literal:
+                accepted: Any = click.Choice(get_args(kind))
+            else:  # "X | None" is an X that may be left out
+                accepted = next(k for k in (get_args(kind) or (kind,)) if k is not type(None))
             default = getattr(options(), name)
             flags = [f"--{name.replace('_', '-')}", name] + (["-k"] if name == "k" else [])
-            command = click.option(*flags, type=kinds[0], default=default, show_default=True, help=text)(command)
+            command = click.option(*flags, type=accepted, default=default, show_default=True, help=text)(command)
         return command
 
     return decorate
@@ -86,10 +95,18 @@ def _threads(count: int | None) -> None:
 def _open(path: str, *, device: str = "auto", dtype: str = "auto") -> Any:
     from bifolio.collection import Collection
 
-    return Collection.open(path, device=device, dtype=dtype)
+    return _closing(Collection.open(path, device=device, dtype=dtype))
 
 
-@click.group(help=_HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def _closing(collection: Any) -> Any:
+    """The collection, to be closed when the command ends."""
+    click.get_current_context().call_on_close(collection.close)
+    return collection
+
+
+@click.group(
+    cls=exits.Commands, help=_HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="bifolio")
 def cli() -> None:
     """Answers from your documents, with citations that are probabilities."""
@@ -140,15 +157,16 @@ def ingest(
             report = opened.ingest(list(paths), on_progress=told, **how)
         else:
             how |= {name: value for name, value in (("encoder", encoder), ("index", index)) if value}
-            report = Collection.build(
-                list(paths), collection, device=device, dtype=dtype, on_progress=told, **how
-            ).report
+            built = Collection.build(list(paths), collection, device=device, dtype=dtype, on_progress=told, **how)
+            report = _closing(built).report
     if as_json:
         _emit({**asdict(report), "seconds": round(report.seconds, 3)})
     else:
         console.show_report(console.output(), report)
-    if strict and any(file.status == "failed" for file in report.files):
-        sys.exit(2)
+    failed = sum(file.status == "failed" for file in report.files)
+    if strict and failed:
+        click.echo(f"error: {failed} of {len(report.files)} files failed (--strict)", err=True)
+        sys.exit(exits.FAILED)
 
 
 @cli.command()
@@ -168,11 +186,11 @@ def search(
 
     _threads(threads)
     opened = _open(collection, device=device, dtype=dtype)
-    _few(opened, k)
     opened.encoder  # noqa: B018  loading the model is not searching
     started = time.perf_counter()
     hits = opened.retrieve(question, k)
     seconds = time.perf_counter() - started
+    _few(k, len(hits))
     if as_json:
         _emit(
             {
@@ -197,12 +215,14 @@ def search(
     else:
         console.show_hits(console.output(), hits, question)
     if not hits:
-        sys.exit(EXIT_NOTHING)
+        sys.exit(exits.NOTHING)
 
 
-def _few(collection: Any, k: int) -> None:
-    if k > len(collection):
-        click.echo(f"warning: k is {k} and the collection has {len(collection)} passages: all are taken", err=True)
+def _few(k: int, found: int) -> None:
+    """Say that there are fewer passages than were asked for; the default does not ask."""
+    given = click.get_current_context().get_parameter_source("k") is not click.core.ParameterSource.DEFAULT
+    if given and found < k:
+        click.echo(f"warning: k is {k} and the collection has {found} passages: all are taken", err=True)
 
 
 @cli.command()
@@ -245,18 +265,18 @@ def ask(
     check_question(question)
     AskOptions(**options)  # wrong options are told before any model is loaded
     opened = _open(collection, device=device, dtype=dtype)
-    _few(opened, options["k"])
     _threads(threads)
     from bifolio.rag import Rag
 
     loaded = load_generator(generator or DEFAULT_GENERATOR, device=device, dtype=dtype)
     answer = Rag(opened, generator=loaded, no_passage=no_passage).ask(question, **options)
+    _few(options["k"], len(answer.hits))
     if as_json:
         _emit(answer.to_dict())
     else:
         console.show_answer(console.output(), answer)
     if answer.abstained or not answer.hits:
-        sys.exit(EXIT_NOTHING)
+        sys.exit(exits.NOTHING)
 
 
 @cli.command()
@@ -370,43 +390,9 @@ def doctor(as_json: bool) -> None:
                 out.print(f"  {name:<24} ", console.printable(str(value)), sep="", markup=False)
 
 
-def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    from bifolio.options import BifolioWarning
-
-    # Libraries warn their callers, which is us; only our own warnings are for the user.
-    if issubclass(category, BifolioWarning):
-        click.echo(f"warning: {message}", err=True)
-
-
 def main() -> None:
     """Run the command line; whatever happens ends in an exit code and at most one line."""
-    warnings.showwarning = _warn
-    try:
-        cli.main(standalone_mode=False)
-        sys.stdout.flush()
-    except click.exceptions.Exit as stop:
-        sys.exit(stop.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted: what was being written was undone", err=True)
-        sys.exit(EXIT_INTERRUPTED)
-    except click.ClickException as error:
-        click.echo(f"error: {error.format_message()}", err=True)
-        sys.exit(2)
-    except BifolioError as error:
-        click.echo(f"error: {_one_line(error)}", err=True)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except OSError as error:
-        click.echo(f"error: {_one_line(error)}", err=True)
-        sys.exit(2)
-
-
-def _one_line(error: Exception) -> str:
-    from bifolio.console import printable
-
-    return printable(" ".join(str(error).split()) or type(error).__name__)
+    exits.run(cli)
 
 
 if __name__ == "__main__":

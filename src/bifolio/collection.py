@@ -11,16 +11,15 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
-import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 
 from bifolio.catalogue import Catalogue, FileRow, Segment
 from bifolio.corpus.splitting import SplitOptions
@@ -31,12 +30,13 @@ from bifolio.errors import (
     NotFoundError,
     UsageError,
 )
-from bifolio.ingest import IngestReport, OnProgress, ingest
+from bifolio.ingest import IngestReport, OnProgress, find_sources, ingest
 from bifolio.loading import load_encoder
 from bifolio.models import DEFAULT_ENCODER
 from bifolio.protocols import DenseIndex, Encoder
 from bifolio.registry import resolve
 from bifolio.retriever import Retriever
+from bifolio.staging import beside, check_free
 from bifolio.types import Hit, Passage
 from bifolio.vector_files import live_blocks
 
@@ -48,6 +48,20 @@ def _silent(_: object) -> None:
     """No progress."""
 
 
+def _checked(catalogue: Catalogue) -> dict[str, Any]:
+    """The collection's own facts, those that everything else stands on being there."""
+    meta = catalogue.meta()
+    try:
+        encoder = meta["encoder"]
+        numbers = (encoder["dimension"], meta["generation"], meta["next_row"])
+        names = (encoder["model"], encoder["fingerprint"], meta["index"])
+    except (KeyError, TypeError) as error:
+        raise CollectionDamagedError(f"{catalogue.path} lacks {error}: restore it from a backup") from error
+    if not all(isinstance(n, int) for n in numbers) or not all(isinstance(n, str) for n in names):
+        raise CollectionDamagedError(f"{catalogue.path} has facts of a wrong kind: restore it from a backup")
+    return meta
+
+
 class Collection:
     """Passages with their vectors, opened at one generation. Safe to use from many threads."""
 
@@ -56,8 +70,9 @@ class Collection:
     ) -> None:
         """Use :meth:`build` or :meth:`open`."""
         self.path = path
+        self._folder = path.absolute()  # also after a change of the current folder
         self._catalogue = catalogue
-        self._meta = catalogue.meta()
+        self._meta = _checked(catalogue)
         self._device, self._dtype = device, dtype
         self._encoder: Encoder | None = None
         self._index: DenseIndex | None = None
@@ -98,38 +113,31 @@ class Collection:
 
         Raises:
             CollectionExistsError: something is at ``path`` already.
+            UsageError: the index is unknown, or a folder at ``path`` cannot be replaced.
             MissingPathError: a path does not exist, or there is nothing readable.
             ModelMissingError: the encoder is not in the cache.
         """
-        target = Path(path)
-        if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-            raise CollectionExistsError(
-                f"{target} exists already; to add to it use Collection.open({str(target)!r}).ingest(...)"
-            )
         if isinstance(paths, str | Path):
             raise UsageError(f"paths is {paths!r}: expected a list of paths, such as [{str(paths)!r}]")
-        resolve("index", index)[0](1, resolve("index", index)[1])  # an unknown index is an error now and not at the end
+        if cls.exists(path):
+            raise CollectionExistsError(f"{path} is a collection already; add to it with ingest instead")
+        target = check_free(Path(path))
+        # What is wrong with the arguments is told before anything is loaded.
+        sources = find_sources(paths, target)
+        index_class, argument = resolve("index", index)
+        index_class(1, argument)
         loaded = load_encoder(encoder, device=device, dtype=dtype) if isinstance(encoder, str) else encoder
-        target.absolute().parent.mkdir(parents=True, exist_ok=True)
-        beside = target.absolute().parent / f".{target.name}.building-{os.getpid()}-{secrets.token_hex(4)}"
-        beside.mkdir()
-        try:
-            catalogue = Catalogue.create(beside / _CATALOGUE)
+        with beside(target) as folder:
+            catalogue = Catalogue.create(folder / _CATALOGUE)
             try:
                 catalogue.set_meta({"encoder": asdict(loaded.spec), "index": index, "generation": 0, "next_row": 0})
-                collection = cls(beside, catalogue, loaded)
-                report = collection.ingest(paths, as_passages=as_passages, split=split, on_progress=on_progress)
+                report = cls(folder, catalogue, loaded)._ingest(
+                    sources, as_passages=as_passages, split=split, on_progress=on_progress
+                )
             finally:
                 catalogue.close()  # folds the write-ahead log into the file
-            try:
-                os.rename(beside, target)
-            except OSError as error:
-                raise CollectionExistsError(f"{target} appeared while it was being built: {error}") from error
-        except BaseException:
-            shutil.rmtree(beside, ignore_errors=True)
-            raise
-        opened = cls.open(target, encoder=loaded)
-        opened.report = replace(report, collection=str(target))
+        opened = cls.open(path, encoder=loaded)
+        opened.report = replace(report, collection=str(path))
         return opened
 
     @classmethod
@@ -147,12 +155,9 @@ class Collection:
             EncoderMismatchError: ``encoder`` is not the one that it was built with.
         """
         folder = Path(path)
-        catalogue = Catalogue.open(folder / _CATALOGUE)
+        catalogue = Catalogue.open(folder.absolute() / _CATALOGUE)
         try:
             return cls(folder, catalogue, encoder, device=device, dtype=dtype)
-        except KeyError as error:
-            catalogue.close()
-            raise CollectionDamagedError(f"{folder}: the catalogue lacks {error}; restore it from a backup") from error
         except BaseException:
             catalogue.close()
             raise
@@ -195,22 +200,35 @@ class Collection:
             MissingPathError: a path does not exist, or there is nothing readable.
             CollectionBusyError: another process is writing.
         """
+        if isinstance(paths, str | Path):
+            raise UsageError(f"paths is {paths!r}: expected a list of paths, such as [{str(paths)!r}]")
+        sources = find_sources(paths, self.path)
+        return self._ingest(sources, as_passages=as_passages, split=split, on_progress=on_progress)
+
+    def _ingest(
+        self,
+        sources: Sequence[tuple[Path, str]],
+        *,
+        as_passages: bool,
+        split: SplitOptions | None,
+        on_progress: OnProgress,
+    ) -> IngestReport:
         with self._lock:
-            report = ingest(
-                self._catalogue,
-                self.path / "vectors",
-                self.encoder,
-                paths,
-                as_passages=as_passages,
-                options=split or SplitOptions(),
-                on_progress=on_progress,
-                index=self._update_index,
-            )
-            self._meta = self._catalogue.meta()
-            self._index = None
-            self._drop_old_indexes()
-            self.report = report
-            return report
+            try:
+                report = ingest(
+                    self._catalogue,
+                    self.encoder,
+                    sources,
+                    as_passages=as_passages,
+                    options=split or SplitOptions(),
+                    on_progress=on_progress,
+                    index=self._update_index,
+                )
+            finally:  # also after a failure this object reads the newest generation, perhaps another writer's
+                self._meta = _checked(self._catalogue)
+                self._index = None
+            self.report = replace(report, collection=str(self.path))
+            return self.report
 
     # ---- reading ----
 
@@ -265,6 +283,10 @@ class Collection:
             raise NotFoundError(f"no passage {passage_id!r} in {self.path}; ids are in the output of search and ask")
         return found
 
+    def passages(self) -> Iterator[Passage]:
+        """All passages, in the order in which they came in."""
+        return self._catalogue.passages_between(0, int(self._meta["next_row"]))
+
     def context(self, passage_id: str, characters: int = 400) -> tuple[str, str]:
         """What stands before and after a passage in its document, up to ``characters`` each."""
         start, end = self.passage(passage_id).span
@@ -292,17 +314,18 @@ class Collection:
     def _dense_index(self) -> DenseIndex:
         with self._lock:
             if self._index is None:
-                self._index = self._load_index() or self._build_index()
+                saved = self._load_index()
+                self._index = saved if saved is not None and len(saved) == len(self) else self._build_index()
             return self._index
 
     def _load_index(self) -> DenseIndex | None:
-        """The saved index; None if there is none, or none that can be used."""
-        name = self._meta.get("index_file")
+        """The saved index of the generation that the catalogue reads; None if there is none that can be used."""
+        name = self._catalogue.meta().get("index_file")
         if not name:
             return None
         index_class, _ = resolve("index", self._meta["index"])
         try:
-            index: DenseIndex = index_class.load(self.path / "index" / name)
+            index: DenseIndex = index_class.load(self._folder / "index" / name)
         except (CollectionDamagedError, FileNotFoundError) as error:
             _LOG.warning("the saved index cannot be used and is built anew from the vectors: %s", error)
             return None
@@ -312,28 +335,29 @@ class Collection:
         index_class, argument = resolve("index", self._meta["index"])
         index: DenseIndex = index_class(self._dimension, argument)
         live = np.array(self._catalogue.live_rows(), dtype=np.int64)
-        for vectors, rows in live_blocks(self.path / "vectors", self._catalogue.segments(), self._dimension, live):
-            index.add(vectors, rows)
+        self._add(index, self._catalogue.segments(), live)
         return index
+
+    def _add(self, index: DenseIndex, segments: Sequence[Segment], rows: Int64[np.ndarray, " N"]) -> None:
+        for vectors, ids in live_blocks(self._folder / "vectors", segments, self._dimension, rows):
+            try:
+                index.add(vectors, ids)
+            except UsageError as error:  # the vectors were in order when they were written
+                raise CollectionDamagedError(
+                    f"{self.path / 'vectors'}: {error}. Restore it from a backup or ingest again"
+                ) from error
 
     def _update_index(self, segment: Segment | None, removed: bool) -> None:
         """Inside an ingest's transaction: save the index that belongs to the generation about to be committed."""
         if self._meta["index"] == "exact":  # the vectors are the index
             return
         index = None if removed else self._load_index()
-        if index is None or segment is None:
-            index = self._build_index()
-        else:
+        if index is not None and segment is not None:
             rows = np.arange(segment.first_row, segment.first_row + segment.rows, dtype=np.int64)
-            for vectors, ids in live_blocks(self.path / "vectors", [segment], self._dimension, rows):
-                index.add(vectors, ids)
-        (self.path / "index").mkdir(exist_ok=True)
+            self._add(index, [segment], rows)
+        if index is None or len(index) != len(self):
+            index = self._build_index()
+        (self._folder / "index").mkdir(exist_ok=True)
         name = f"{self._catalogue.meta()['generation']}-{secrets.token_hex(4)}.index"
-        index.save(self.path / "index" / name)
+        index.save(self._folder / "index" / name)
         self._catalogue.set_meta({"index_file": name})
-
-    def _drop_old_indexes(self) -> None:
-        """Delete what earlier generations, or an ingest that failed, left in ``index/``."""
-        for file in (self.path / "index").glob("*"):
-            if file.name != self._meta.get("index_file"):
-                file.unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from bifolio.answer import Answer
     from bifolio.catalogue import FileRow
-    from bifolio.ingest import IngestProgress, IngestReport
+    from bifolio.ingest import FileReport, IngestProgress, IngestReport
     from bifolio.models import ModelRecord
     from bifolio.models import Progress as PullProgress
     from bifolio.types import Hit, Passage
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 _BAR = 12
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _SNIPPET = 220
+_ALIKE = 3  # files with the same remark that are still named one by one
+_UNWRAPPED = 1_000_000  # columns: a table would be laid out for 80, whatever soft_wrap says
 _DIRECTION = "\u202a\u202b\u202d\u202e\u2066\u2067\u2068"
 _COMMON = frozenset(
     "the of and to in is was for on that by with are what which who whom when where why how does did do it from at as "
@@ -32,9 +33,20 @@ _COMMON = frozenset(
 )
 
 
+class _Output(Console):
+    """A console that leaves it to the command line what happens when its reader has left."""
+
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process with 1, which means something here."""
+        raise BrokenPipeError
+
+
 def output() -> Console:
     """Standard output. Into a pipe or a file no line is wrapped."""
-    return Console(soft_wrap=not sys.stdout.isatty(), highlight=False, emoji=False)
+    console = _Output(highlight=False, emoji=False)
+    if console.is_terminal:
+        return console
+    return _Output(highlight=False, emoji=False, soft_wrap=True, width=_UNWRAPPED)
 
 
 def messages() -> Console:
@@ -45,6 +57,11 @@ def messages() -> Console:
 def printable(text: str) -> str:
     """Text without characters that command a terminal: a file name or a document must not."""
     return "".join("\ufffd" if _commands(c) else c for c in text.replace("\t", "    "))
+
+
+def on_one_line(text: str) -> str:
+    """A name for one line of a terminal: line ends in it must not pass for the end of our line."""
+    return re.sub(r"[\n\u2028\u2029]", "\ufffd", printable(text))
 
 
 def _commands(character: str) -> bool:
@@ -87,10 +104,10 @@ def show_answer(console: Console, answer: Answer) -> None:
             (f"[{citation.marker}] ", "bold cyan"),
             (bar(citation.weight), "cyan"),
             f" {citation.weight:.2f}  ",
-            (printable(citation.passage.place), "underline"),
+            (on_one_line(citation.passage.place), "underline"),
         )
         if citation.passage.label:
-            line.append(f"  {printable(citation.passage.label)}", style="dim")
+            line.append(f"  {on_one_line(citation.passage.label)}", style="dim")
         if citation.truncated:
             line.append("  (cut to fit)", style="yellow")
         console.print(line)
@@ -109,7 +126,7 @@ def show_answer(console: Console, answer: Answer) -> None:
     console.print()
     console.print(_facts(answer))
     for note in answer.notes:
-        console.print(Text(f"note: {printable(note)}", style="yellow"))
+        console.print(Text(f"note: {on_one_line(note)}", style="yellow"))
 
 
 def _facts(answer: Answer) -> Text:
@@ -135,18 +152,18 @@ def show_hits(console: Console, hits: Sequence[Hit], question: str) -> None:
             (f"{rank:>2}. ", "bold cyan"),
             (bar(prior), "cyan"),
             f" {prior:.2f}  score {hit.score:.3f}  ",
-            (printable(hit.passage.place), "underline"),
+            (on_one_line(hit.passage.place), "underline"),
         )
         if hit.passage.label:
-            line.append(f"  {printable(hit.passage.label)}", style="dim")
+            line.append(f"  {on_one_line(hit.passage.label)}", style="dim")
         console.print(line)
         shown = Text("    ").append_text(snippet(hit.passage.text, question))
-        console.print(shown.append(f"  {printable(hit.passage.id)}", style="dim"))
+        console.print(shown.append(f"  {on_one_line(hit.passage.id)}", style="dim"))
 
 
 def show_passage(console: Console, passage: Passage, before: str, after: str) -> None:
     """A passage within its document."""
-    console.print(Text(f"{printable(passage.place)}  {printable(passage.label)}", style="bold"))
+    console.print(Text(f"{on_one_line(passage.place)}  {on_one_line(passage.label)}", style="bold"))
     console.print(Text(("…" if before else "") + printable(before), style="dim"), end="")
     console.print(Text(printable(passage.text), style="reverse" if console.is_terminal else ""), end="")
     console.print(Text(printable(after) + ("…" if after else ""), style="dim"))
@@ -158,8 +175,8 @@ def show_files(console: Console, files: Sequence[FileRow]) -> None:
     for name, justify in (("passages", "right"), ("added", "left"), ("status", "left"), ("source", "left")):
         table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
     for file in files:
-        reason = f"  ({printable(file.reason)})" if file.reason else ""
-        table.add_row(str(file.passages), file.added[:19], file.status, Text(printable(file.source) + reason))
+        reason = f"  ({on_one_line(file.reason)})" if file.reason else ""
+        table.add_row(str(file.passages), file.added[:19], file.status, Text(on_one_line(file.source) + reason))
     console.print(table)
     console.print(Text(f"{len(files)} files, {sum(file.passages for file in files)} passages", style="dim"))
 
@@ -167,16 +184,26 @@ def show_files(console: Console, files: Sequence[FileRow]) -> None:
 def show_report(console: Console, report: IngestReport, most: int = 20) -> None:
     """What an ingest did: the files that need attention, then the totals."""
     colours = {"failed": "red", "skipped": "yellow", "warning": "yellow"}
-    told = [file for file in report.files if file.status in colours]
-    for file in told[:most]:
-        what = f"  {printable(file.path)}: {printable(file.reason)}"
+    alike: dict[tuple[str, str], list[FileReport]] = {}
+    for file in report.files:
+        if file.status in colours:
+            alike.setdefault((file.status, re.sub(r"\d+", "N", file.reason)), []).append(file)
+    # What many files share is said once, so that what one file has alone is not lost among it.
+    lines = [(file, "") for files in alike.values() if len(files) <= _ALIKE for file in files]
+    lines += [(files[0], f"{len(files)} files, such as ") for files in alike.values() if len(files) > _ALIKE]
+    for file, group in lines[:most]:
+        what = f"  {group}{on_one_line(file.path)}: {on_one_line(file.reason)}"
         console.print(Text.assemble((f"{file.status:>9}", colours[file.status]), what))
-    if len(told) > most:
-        console.print(Text(f"           and {len(told) - most} more; --json lists all", style="dim"))
+    if len(lines) > most:
+        console.print(Text(f"           and {len(lines) - most} more; --json lists all", style="dim"))
     states = [file.status for file in report.files]
     kinds = ("ok", "warning", "unchanged", "skipped", "failed")
     counts = ", ".join(f"{states.count(kind)} {kind}" for kind in kinds if kind in states)
-    console.print(Text(f"{report.collection}: {report.documents} documents, {report.passages} passages", style="bold"))
+    console.print(
+        Text(
+            f"{on_one_line(report.collection)}: {report.documents} documents, {report.passages} passages", style="bold"
+        )
+    )
     rate = f", {report.added / report.seconds:.1f} passages/s" if report.added and report.seconds else ""
     done = f"{report.added} passages encoded in {report.seconds:.1f} s{rate}"
     console.print(Text(f"{len(states)} files: {counts} · {done}", style="dim"))
@@ -185,8 +212,8 @@ def show_report(console: Console, report: IngestReport, most: int = 20) -> None:
 def show_models(console: Console, records: Sequence[ModelRecord]) -> None:
     """Models in the cache."""
     for record in records:
-        facts = f"  {record.size / 1e6:.0f} MB  from {record.origin}  {record.path}"
-        console.print(Text.assemble((record.id, "bold"), facts))
+        facts = f"  {record.size / 1e6:.0f} MB  from {on_one_line(record.origin)}  {on_one_line(str(record.path))}"
+        console.print(Text.assemble((on_one_line(record.id), "bold"), facts))
     if not records:
         console.print("No model is in the cache. Run: bifolio models pull")
 
@@ -228,7 +255,7 @@ def pull_progress(quiet: bool) -> Iterator[Callable[[PullProgress], None]]:
         yield lambda _: None
         return
     if not console.is_terminal:
-        yield lambda step: console.print(Text(f"{step.stage}: {printable(step.message)}")) if step.message else None
+        yield lambda step: console.print(Text(f"{step.stage}: {on_one_line(step.message)}")) if step.message else None
         return
     from rich.progress import DownloadColumn, TransferSpeedColumn
 
@@ -244,7 +271,7 @@ def pull_progress(quiet: bool) -> Iterator[Callable[[PullProgress], None]]:
 
         def told(step: PullProgress) -> None:
             if step.message:
-                progress.console.print(Text(printable(step.message), style="dim"))
+                progress.console.print(Text(on_one_line(step.message), style="dim"))
             if step.stage not in tasks:
                 tasks[step.stage] = progress.add_task(step.stage, total=step.total)
             progress.update(tasks[step.stage], completed=step.done, total=step.total)

@@ -73,7 +73,7 @@ def _machine() -> dict[str, Any]:
         return facts
     import torch
 
-    from bifolio.torch_options import pick_device, pick_dtype
+    from bifolio.weights import pick_device, pick_dtype
 
     device = pick_device("auto")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -11,20 +11,25 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+
+import numpy as np
 
 from bifolio.catalogue import Catalogue, Segment
 from bifolio.corpus.files import find_files
 from bifolio.corpus.readers import read
 from bifolio.corpus.splitting import Places, SplitOptions, split
-from bifolio.errors import BifolioError, MissingPathError, SkippedDocument
+from bifolio.errors import BifolioError, CollectionError, MissingPathError, ModelError, SkippedDocument
 from bifolio.protocols import Encoder
 from bifolio.types import Document, Passage
-from bifolio.vector_files import SegmentWriter
+from bifolio.vector_files import SegmentWriter, drop_strangers
 
 _LOG = logging.getLogger("bifolio")
 _PORTION = 4096  # passages that are sorted by length and encoded together
@@ -90,11 +95,23 @@ class IngestProgress:
 OnProgress = Callable[[IngestProgress], None]
 
 
+def find_sources(paths: Sequence[str | Path], collection: Path) -> list[tuple[Path, str]]:
+    """The files to read, each with the name to show; a collection does not read itself.
+
+    Raises:
+        MissingPathError: a path does not exist, or there is no file.
+    """
+    home = collection.resolve()
+    found = [(path, source) for path, source in find_files(paths) if not path.is_relative_to(home)]
+    if not found:
+        raise MissingPathError(f"no file to read in {', '.join(map(str, paths)) or 'no path at all'}")
+    return found
+
+
 def ingest(
     catalogue: Catalogue,
-    vectors: Path,
     encoder: Encoder,
-    paths: Sequence[str | Path],
+    sources: Sequence[tuple[Path, str]],
     *,
     as_passages: bool,
     options: SplitOptions,
@@ -105,9 +122,8 @@ def ingest(
 
     Args:
         catalogue: The collection's catalogue.
-        vectors: Folder of the collection's vector files.
         encoder: The collection's encoder.
-        paths: Files and folders.
+        sources: From :func:`find_sources`.
         as_passages: Every record of a .jsonl or .tsv file is a passage with its own id.
         options: How documents are split.
         on_progress: Told of every file and every batch.
@@ -115,49 +131,62 @@ def ingest(
             the dense index up to date.
 
     Raises:
-        MissingPathError: a path does not exist, a folder is empty, or the collection would have no passage.
+        MissingPathError: the collection would have no passage.
         CollectionBusyError: another process is writing.
+        ModelError: the encoder gave something that is no vector.
     """
     started = time.monotonic()
-    collection = catalogue.path.parent
-    found = [(p, s) for p, s in find_files(paths) if not p.is_relative_to(collection.resolve())]
-    if not found:
-        raise MissingPathError(f"no file to read in {', '.join(map(str, paths))}")
     how = json.dumps({"as_passages": as_passages, **asdict(options)}, sort_keys=True)
-    segment: Segment | None = None
-    try:
-        with catalogue.writing():
-            meta = catalogue.meta()
-            reader = _Reader(catalogue, encoder, how, as_passages, options, int(meta["next_row"]))
-            reports = []
-            for done, (path, source) in enumerate(found):
-                on_progress(IngestProgress("read", done, len(found), source))
-                reports.append(reader.take(path, source))
-            on_progress(IngestProgress("read", len(found), len(found)))
-            documents, passages = catalogue.counts()
-            if not passages:
-                raise MissingPathError(_nothing(paths, reports))
-            segment = _encode(catalogue, vectors, encoder, int(meta["next_row"]), reader.row, on_progress)
-            generation = int(meta["generation"])
-            if segment is not None or reader.removed:
-                if segment is not None:
-                    catalogue.add_segment(segment)
-                generation += 1
-                catalogue.set_meta({"next_row": reader.row, "generation": generation})
-                index(segment, reader.removed)
-    except BaseException:
-        if segment is not None:
-            (vectors / segment.name).unlink(missing_ok=True)
-        raise
+    with catalogue.writing(), _tidy(catalogue) as vectors:
+        meta = catalogue.meta()
+        reader = _Reader(catalogue, encoder, how, as_passages, options, int(meta["next_row"]))
+        reports = []
+        for done, (path, source) in enumerate(sources):
+            on_progress(IngestProgress("read", done, len(sources), source))
+            reports.append(reader.take(path, source))
+        on_progress(IngestProgress("read", len(sources), len(sources)))
+        documents, passages = catalogue.counts()
+        if not passages:
+            raise MissingPathError(_nothing(reports))
+        segment = _encode(catalogue, vectors, encoder, int(meta["next_row"]), reader.row, on_progress)
+        generation = int(meta["generation"])
+        if segment is not None or reader.removed:
+            if segment is not None:
+                catalogue.add_segment(segment)
+            generation += 1
+            catalogue.set_meta({"next_row": reader.row, "generation": generation})
+            index(segment, reader.removed)
     added = reader.row - int(meta["next_row"])
     seconds = time.monotonic() - started
-    return IngestReport(str(collection), str(generation), documents, passages, added, tuple(reports), seconds)
+    collection = str(catalogue.path.parent)
+    return IngestReport(collection, str(generation), documents, passages, added, tuple(reports), seconds)
 
 
-def _nothing(paths: Sequence[str | Path], reports: Sequence[FileReport]) -> str:
+@contextmanager
+def _tidy(catalogue: Catalogue) -> Iterator[Path]:
+    """The folder of vectors, rid of what a killed ingest left, and rid of what this one wrote if it fails.
+
+    The index of the generation before the newest goes only now, for readers that still had it.
+    """
+    folder = catalogue.path.parent
+    named = {"vectors": {s.name for s in catalogue.segments()}, "index": {catalogue.meta().get("index_file", "")}}
+
+    def tidy() -> None:
+        for name, files in named.items():
+            drop_strangers(folder / name, files)
+
+    tidy()
+    try:
+        yield folder / "vectors"
+    except BaseException:
+        tidy()
+        raise
+
+
+def _nothing(reports: Sequence[FileReport]) -> str:
     shown = "; ".join(f"{report.path}: {report.reason}" for report in reports[:3])
     more = f"; and {len(reports) - 3} more" if len(reports) > 3 else ""
-    return f"nothing readable in {', '.join(map(str, paths))} ({shown}{more})"
+    return f"nothing readable: {shown}{more}"
 
 
 class _Reader:
@@ -176,11 +205,11 @@ class _Reader:
 
     def take(self, path: Path, source: str) -> FileReport:
         """Read one file; whatever is wrong with it ends up in its report, and what was known of it stays."""
-        row, before = self.row, 0
+        row, before, key = self.row, 0, _key(path)
         try:
             digest = _sha256(path)
-            known = self._catalogue.file(str(path))
-            before = self._catalogue.passages_of(str(path)) if known else 0
+            known = self._catalogue.file(key)
+            before = self._catalogue.passages_of(key) if known else 0
             if known and (known.hash, known.options) == (digest, self._how):
                 return FileReport(source, "unchanged", "", before)
             with self._catalogue.undoing():
@@ -189,6 +218,8 @@ class _Reader:
             return FileReport(source, status, reason, self.row - row)
         except SkippedDocument as error:
             status, reason = "skipped", str(error)
+        except (CollectionError, ModelError, sqlite3.Error):  # no fault of the file
+            raise
         except BifolioError as error:
             status, reason = "failed", str(error)
         except OSError as error:
@@ -203,7 +234,7 @@ class _Reader:
 
     def _store(self, path: Path, source: str, digest: str) -> tuple[str, str]:
         added = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        file, source = self._catalogue.replace_file(str(path), source, hash=digest, options=self._how, added=added)
+        file, source = self._catalogue.replace_file(_key(path), source, hash=digest, options=self._how, added=added)
         first = self.row
         warnings: dict[str, None] = {}  # an ordered set: a thousand records may say the same
         for document in read(path, as_passages=self._as_passages):
@@ -215,9 +246,8 @@ class _Reader:
         portions = _portions(self._catalogue.passages_between(first, self.row))
         long = sum(int((self._encoder.passage_lengths(portion) > window).sum()) for portion in portions)
         if long:
-            warnings[
-                f"{long} of {self.row - first} passages are longer than the {window} tokens that the encoder reads"
-            ] = None
+            total = self.row - first
+            warnings |= {f"{long} of {total} passages are longer than the {window} tokens that the encoder reads": None}
         status, reason = "warning" if warnings else "ok", "; ".join(warnings)
         self._catalogue.set_status(file, status, reason)
         return status, reason
@@ -228,11 +258,16 @@ class _Reader:
             return
         number = self._catalogue.add_document(file, document)
         places = Places(document, source)
-        key = hashlib.sha256(f"{source}\0{document.member}\0{document.text}".encode()).hexdigest()[:12]
+        key = hashlib.sha256(f"{source}\0{document.member}\0{document.text}".encode()).hexdigest()[:16]
         for ordinal, span in enumerate(spans, start=1):
             passage_id = document.member if document.whole else f"{key}-{ordinal}"
             self._catalogue.add_passage(self.row, passage_id, number, span, places.of(span))
             self.row += 1
+
+
+def _key(path: Path) -> str:
+    """The absolute path as text, also where its bytes are none."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _sha256(path: Path) -> str:
@@ -266,7 +301,20 @@ def _encode(
         on_progress(IngestProgress("encode", done, total))
 
     on_progress(IngestProgress("encode", 0, total))
+    if not total:
+        return None
     with SegmentWriter(vectors, first) as writer:
         for portion in _portions(catalogue.passages_between(first, end)):
-            writer.append(encoder.encode_passages(portion, on_batch))
+            encoded = encoder.encode_passages(portion, on_batch)
+            if encoded.shape != (len(portion), encoder.spec.dimension):
+                raise ModelError(
+                    f"the encoder gave vectors of shape {encoded.shape} for {len(portion)} passages, "
+                    f"expected {(len(portion), encoder.spec.dimension)}"
+                )
+            bad = np.flatnonzero(~np.isfinite(encoded).all(axis=1))
+            if len(bad):
+                raise ModelError(
+                    f"the encoder gave a vector with NaN or infinity for {portion[bad[0]].place}: try dtype float32"
+                )
+            writer.append(encoded)
         return writer.finish()

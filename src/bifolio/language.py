@@ -60,6 +60,7 @@ def unfamiliar(question: str, languages: Sequence[str]) -> str | None:
     """
     if not languages or any(language not in _FUNCTION_WORDS for language in languages):
         return None
+    question = unicodedata.normalize("NFKC", question)  # half-width kana, mathematical letters
     letters = [character for character in question if character.isalpha()]
     foreign = [character for character in letters if not _is_latin(character)]
     if len(foreign) > len(letters) / 2:

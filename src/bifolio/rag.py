@@ -6,6 +6,7 @@ the answer which passage it came from.
 
 from __future__ import annotations
 
+import secrets
 import time
 import warnings
 from dataclasses import replace
@@ -20,7 +21,7 @@ from bifolio.models import DEFAULT_GENERATOR
 from bifolio.options import AskOptions, BifolioWarning
 from bifolio.protocols import Branches, LogitGenerator
 from bifolio.retriever import Retriever, check_question
-from bifolio.types import Hit
+from bifolio.types import Hit, Passage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,11 +73,10 @@ class Rag:
             UsageError: the question is empty or too long for the generator's window, or an option cannot be used.
             ModelMissingError: the collection's encoder is not in the cache.
         """
-        from bifolio.segments import boundary
-
         chosen = _with(self.options, options)
+        if chosen.temperature is not None and chosen.seed is None:
+            chosen = replace(chosen, seed=secrets.randbits(31))
         check_question(question)
-        boundary(chosen.scheme, self.generator.text)  # an unknown scheme is an error before anything is computed
         self._warn_of_language(question)
         started = time.perf_counter()
         hits = self._retriever.retrieve(question, chosen.k)
@@ -112,7 +112,7 @@ class Rag:
                 max_tokens=chosen.max_tokens,
                 temperature=chosen.temperature,
                 top_p=1.0 if chosen.top_p is None else chosen.top_p,
-                seed=chosen.seed or 0,
+                seed=0 if chosen.seed is None else chosen.seed,
             )
         (best,) = decode.beam_search(
             branches,
@@ -156,7 +156,7 @@ class Rag:
             scheme=chosen.scheme,
             support=None if rows.no_passage is None else 1 - rows.no_passage,
             evidence=rows.evidence,
-            notes=tuple(self._notes(chosen, hits, branches, decoded)),
+            notes=tuple(self._notes(question, chosen, hits, branches, decoded)),
             generation=self.collection.generation,
             timings=timings,
             model={
@@ -166,8 +166,16 @@ class Rag:
             },
         )
 
-    def _notes(self, chosen: AskOptions, hits: tuple[Hit, ...], branches: Branches, decoded: Decoded) -> list[str]:
+    def _notes(
+        self, question: str, chosen: AskOptions, hits: tuple[Hit, ...], branches: Branches, decoded: Decoded
+    ) -> list[str]:
         notes = []
+        window = self.collection.encoder.spec.window
+        length = int(self.collection.encoder.passage_lengths([Passage("", question)])[0])
+        if length > window:
+            notes.append(f"the question has {length} tokens: only the first {window} were used to find passages")
+        if chosen.temperature is not None:
+            notes.append(f"sampled with seed {chosen.seed}")
         if len(hits) < chosen.k:
             notes.append(f"{chosen.k} passages were asked for and the collection has {len(hits)}: all were read")
         for hit, (kept, whole) in zip(hits, branches.kept_tokens, strict=True):

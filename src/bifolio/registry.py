@@ -54,7 +54,7 @@ def resolve(kind: str, name: str) -> tuple[Any, str]:
     known = names(kind)
     head, _, argument = name.partition(":")
     if head not in known:
-        raise UsageError(f"unknown {kind} {name!r}; expected {' or '.join(known)}, with ':argument' or without")
+        raise UsageError(f"unknown {kind} {name!r}: expected {' or '.join(known)}, with ':argument' or without")
     if head in _BUILT_IN[kind]:
         entry = _BUILT_IN[kind][head]
         module, _, attribute = entry.target.partition(":")

@@ -91,6 +91,12 @@ class Retriever:
 
 
 def check_question(question: str) -> None:
-    """Raise ``UsageError`` for a question without a letter, a digit or a symbol in it."""
-    if not question.strip():
+    """Raise ``UsageError`` for a question that has nothing to see in it, or bytes that are no text."""
+    try:
+        question.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the question is no text from character {error.start + 1} on: expected UTF-8 (and a locale that uses it)"
+        ) from error
+    if not any(character.isprintable() and not character.isspace() for character in question):
         raise UsageError("the question is empty: expected some text")

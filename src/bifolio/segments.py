@@ -16,9 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bifolio.errors import UsageError
-
-SCHEMES = ("token", "sentence", "sequence")
-"""``token``: a reset after every token (RAG-Token). ``sentence``: after every sentence. ``sequence``: none."""
+from bifolio.options import SCHEMES
 
 Boundary = Callable[[tuple[int, ...]], bool]
 """After this prefix (token ids, not empty), does a new segment begin?"""

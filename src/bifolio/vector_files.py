@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -14,6 +14,7 @@ from jaxtyping import Float32, Int64
 
 from bifolio.catalogue import Segment
 from bifolio.errors import CollectionDamagedError
+from bifolio.staging import sync_folder
 
 _DTYPE = np.dtype("<f4")
 
@@ -49,6 +50,7 @@ class SegmentWriter:
         self._file.close()
         if not self._rows:
             return None
+        sync_folder(self._path.parent)
         self._finished = True
         return Segment(self._path.name, self._first_row, self._rows, self._hash.hexdigest())
 
@@ -58,6 +60,16 @@ class SegmentWriter:
         self._file.close()
         if not self._finished or kind is not None:
             self._path.unlink(missing_ok=True)
+
+
+def drop_strangers(folder: Path, named: Collection[str]) -> None:
+    """Delete what no generation names: left by an ingest that was killed or failed.
+
+    Only for the one who holds the write lock: what another writer has begun is not named yet either.
+    """
+    for file in folder.glob("*"):
+        if file.name not in named and not file.is_dir():
+            file.unlink(missing_ok=True)
 
 
 def live_blocks(

@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import EOS, ToyBranches, text
 
 from bifolio import decode, marginal
 from bifolio.errors import UsageError
 from bifolio.segments import SCHEMES, boundary, segment_ids
+from toy import EOS, ToyBranches, text
 
 SEEDS = st.integers(0, 10**6)
 SCHEME = st.sampled_from(SCHEMES)
@@ -90,9 +90,7 @@ def test_samples_follow_the_mixture(scheme):
     toy, prior, starts = problem(5, scheme, depth=2)
     expected = {answer: math.exp(value) for answer, value in exact(toy, prior, starts).items()}
     draws = 4000
-    seen = Counter(
-        decode.sample(toy, prior, starts, EOS, max_tokens=5, seed=seed).tokens for seed in range(draws)
-    )
+    seen = Counter(decode.sample(toy, prior, starts, EOS, max_tokens=5, seed=seed).tokens for seed in range(draws))
     assert set(seen) <= set(expected)
     for answer, p in expected.items():
         # five standard deviations of a binomial

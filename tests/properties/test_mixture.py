@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import EOS, ToyBranches, recursion, text
 
 from bifolio import marginal
 from bifolio.errors import UsageError
 from bifolio.segments import SCHEMES, boundary, segment_ids
+from toy import EOS, ToyBranches, recursion, text
 
 SEEDS = st.integers(0, 10**6)
 
@@ -174,9 +174,7 @@ def test_a_prior_per_token_counts_at_the_start_of_its_segment(seed):
         total += float((renewed[0, start].exp() * tokens[0, :, start:end].exp().prod(1)).sum().log())
     assert float(marginal.segment_log_likelihood(renewed, tokens, ids)) == pytest.approx(total, abs=1e-10)
     same = renewed[:, :1].expand(1, 5, 3)
-    torch.testing.assert_close(
-        marginal.blame(same, tokens, ids), marginal.blame(renewed[:, 0], tokens, ids)
-    )
+    torch.testing.assert_close(marginal.blame(same, tokens, ids), marginal.blame(renewed[:, 0], tokens, ids))
 
 
 @given(seed=SEEDS, no_passage=st.floats(-5, 5), scale=st.floats(0.1, 20))

@@ -19,6 +19,7 @@ from bifolio.encoders import transformer
 from bifolio.encoders.transformer import TransformerEncoder
 from bifolio.errors import MissingExtraError, ModelError, UsageError
 from bifolio.types import Passage
+from bifolio.weights import pick_dtype
 from unit import encoder_folders as folders
 
 
@@ -266,7 +267,7 @@ def test_options_that_cannot_be_used(original, monkeypatch):
 )
 def test_auto_dtype_follows_the_cpu(monkeypatch, has, wanted):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has)
-    assert transformer._as_dtype("auto", torch.device("cpu")) is wanted
+    assert pick_dtype("auto", torch.device("cpu")) is wanted
 
 
 def test_batches_are_bounded_in_rows_and_in_padded_tokens():

@@ -44,7 +44,11 @@ def test_sentences(pieces, sentences, segments):
     assert run(pieces) == (sentences, segments)
 
 
-@given(st.lists(st.sampled_from(["Close", " it", ".", " The", "3", "?", '"', "\n", " ", "(", ")", "Dr", "。"]), max_size=12))
+@given(
+    st.lists(
+        st.sampled_from(["Close", " it", ".", " The", "3", "?", '"', "\n", " ", "(", ")", "Dr", "。"]), max_size=12
+    )
+)
 def test_a_boundary_depends_on_the_prefix_alone_and_is_never_taken_back(pieces):
     def fresh():
         return SentenceBoundary(lambda ids: "".join(pieces[i] for i in ids))

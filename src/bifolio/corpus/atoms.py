@@ -68,7 +68,7 @@ class Atoms:
     def __init__(self, text: str, words: int, *, lines_are_blocks: bool) -> None:
         self._text = text
         self._run = min(_PIECE, 8 * words)
-        self._spaceless = min(6, int(2.25 * words))
+        self._spaceless = max(1, min(12, words // 8))
         self._lines_are_blocks = lines_are_blocks
         self.starts, self.ends, self.cuts = array("q"), array("q"), bytearray()
         self._weights = array("q")
@@ -158,6 +158,8 @@ class Atoms:
         last, following = self._text[position - 1], self._text[position]
         if following in _CLOSING or last in _OPENING:
             return Cut.NEVER
+        if last.isalnum():
+            return Cut.WORD
         if last in _CLOSING and _HAS_SPACELESS.match(self._text[position]):
             return Cut.SENTENCE if self._sentence_before(position) else Cut.CLAUSE
         if last in _SPACELESS_SENTENCE:

@@ -9,12 +9,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import logging
-import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from typing import Any
 import torch
 
 from bifolio.errors import MissingExtraError, ModelError, UsageError
+from bifolio.weights import quiet_load
 
 DPR_KINDS = ("DPRQuestionEncoder", "DPRContextEncoder")
 _DPR_WINDOW = 256  # Karpukhin et al. 2020: passages of 100 words in 256 tokens
@@ -32,7 +30,6 @@ _WITH_WEIGHTS = ("Transformer", "Dense", "LayerNorm")
 _CONFIG_FACTS = ("model_type", "hidden_act", "layer_norm_eps", "num_attention_heads", "num_hidden_layers")
 _TOKENIZER_FACTS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model")
-_loading = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +133,7 @@ def load_sentence_transformer(folder: Path, device: torch.device, dtype: torch.d
     """
     modules = _check_modules(folder)
     settings = _read_optional(folder / "config_sentence_transformers.json")
-    with _quiet_load(folder):
+    with quiet_load(folder):
         loaded = (
             _library("sentence_transformers")
             .SentenceTransformer(
@@ -190,7 +187,7 @@ def load_dpr(folder: Path, architecture: str, device: torch.device, dtype: torch
         ModelError: it cannot be loaded safely.
     """
     _check_weights(folder)
-    with _quiet_load(folder):
+    with quiet_load(folder):
         transformers = _library("transformers")
         model = getattr(transformers, architecture).from_pretrained(
             str(folder), dtype=dtype, use_safetensors=True, local_files_only=True, trust_remote_code=False
@@ -320,58 +317,6 @@ def _prompts(settings: Mapping[str, Any]) -> tuple[str, str]:
     question = prompts.get("query", default)
     passage = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), default)
     return str(question or ""), str(passage or "")
-
-
-@contextmanager
-def _quiet_load(folder: Path) -> Iterator[None]:
-    """Load without progress bars and warnings, settings as before afterwards; every failure becomes a ModelError.
-
-    Weights that a file lacks are otherwise drawn at random with no more than a warning: here they are an error, apart
-    from the ``pooler`` that token pooling does not use.
-    """
-    transformers_logging = _library("transformers.utils.logging")
-    report = _MissingWeights()
-    with _loading, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        bars, verbosity = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
-        loader = logging.getLogger("transformers.modeling_utils")
-        others = logging.getLogger("sentence_transformers")
-        before = (loader.level, loader.propagate, others.level)
-        transformers_logging.disable_progress_bar()
-        transformers_logging.set_verbosity_error()
-        loader.setLevel(logging.WARNING)
-        loader.propagate = False
-        loader.addHandler(report)
-        others.setLevel(logging.ERROR)
-        try:
-            yield
-        except MissingExtraError:
-            raise  # no fault of the model
-        except Exception as error:  # whatever a library raises over a damaged folder
-            raise ModelError(f"{folder}: the model cannot be loaded ({type(error).__name__}: {error})") from error
-        finally:
-            loader.removeHandler(report)
-            loader.level, loader.propagate, others.level = before
-            transformers_logging.set_verbosity(verbosity)
-            if bars:
-                transformers_logging.enable_progress_bar()
-    if report.names:
-        raise ModelError(f"{folder}: its safetensors lack {', '.join(report.names[:5])}; the file is incomplete")
-
-
-class _MissingWeights(logging.Handler):
-    """Collects the weights that transformers reports as missing when it loads a model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Read one message."""
-        text = re.sub(r"\x1b\[[0-9;]*m", "", record.getMessage())
-        for name in re.findall(r"^\s*(\S+)\s*\|\s*MISSING", text, flags=re.MULTILINE):
-            if "pooler." not in name:
-                self.names.append(name)
 
 
 def _model_facts(folder: Path, config: Any) -> dict[str, Any]:

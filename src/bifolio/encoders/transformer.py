@@ -6,8 +6,7 @@ prompts, window, and how a passage's title and text are joined. Only safetensors
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,6 +25,7 @@ from bifolio.encoders.towers import (
 from bifolio.errors import ModelError, UsageError
 from bifolio.protocols import EncoderSpec
 from bifolio.types import Passage
+from bifolio.weights import pick_device, pick_dtype
 
 NORMALISED_PRIOR_SCALE = 20.0
 """1/tau for cosines, whose softmax is nearly uniform without it (MATH section 4); refitted on dev."""
@@ -40,7 +40,6 @@ there is .445, .641, .786 (1st, 5th and 9th decile, n = 200), of a question whos
 
 _TITLE_FORMAT = "{label}\n{text}"  # "title. text" finds as many passages within noise, the text alone fewer
 _TOKENS_A_ROW = 256  # a batch has at most batch_size rows of this length, or fewer longer ones
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CHUNK = 4096  # texts that are tokenised and sorted by length together
 
 _Text: TypeAlias = "str | tuple[str, str]"
@@ -83,8 +82,8 @@ class TransformerEncoder:
         folder = Path(folder)
         passage_folder = None if passage_folder is None else Path(passage_folder)
         self._dpr = check_kinds(folder, passage_folder) == "dpr"
-        self.device = _as_device(device)
-        self.dtype = _as_dtype(dtype, self.device)
+        self.device = pick_device(device)
+        self.dtype = pick_dtype(dtype, self.device)
         self.batch_size = batch_size
         if passage_folder is None:
             self._questions = self._passages = load_sentence_transformer(folder, self.device, self.dtype)
@@ -241,40 +240,3 @@ def _pad(tower: Tower, ids: list[list[int]], types: list[list[int]] | None) -> d
     if types is not None:
         inputs["token_type_ids"] = tensor(types, tokenizer.pad_token_type_id)
     return inputs
-
-
-def _as_device(name: str) -> torch.device:
-    """The device by its name.
-
-    Raises:
-        UsageError: it is unknown or absent.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", name):
-        raise UsageError(f"unknown device {name!r}; expected 'auto', 'cpu', 'cuda', 'cuda:N' or 'mps'")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= (torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        raise UsageError(f"device {name!r} is not there: torch sees no such GPU. Use device='cpu' or 'auto'")
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UsageError("device 'mps' is not there. Use device='cpu' or 'auto'")
-    return device
-
-
-def _as_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type that the model computes in.
-
-    Raises:
-        UsageError: it is unknown.
-    """
-    if name in _DTYPES:
-        return _DTYPES[name]
-    if name != "auto":
-        raise UsageError(f"unknown dtype {name!r}; expected 'auto', {', '.join(map(repr, _DTYPES))}")
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):
-        has: Mapping[str, Any] = torch.cpu.get_capabilities()
-        if has.get("avx512_bf16") or has.get("amx_bf16"):
-            return torch.bfloat16
-    return torch.float32

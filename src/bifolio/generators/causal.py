@@ -7,7 +7,6 @@ the left, so that all branches continue at the same column.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from bifolio.errors import MissingExtraError, ModelError, UsageError
 from bifolio.generators import templates
 from bifolio.generators.templates import Template
 from bifolio.protocols import Branches, GeneratorSpec
-from bifolio.torch_options import pick_device, pick_dtype, quiet_loading
 from bifolio.types import Passage
+from bifolio.weights import pick_device, pick_dtype, quiet_load
 
 
 class CausalGenerator:
@@ -58,14 +57,11 @@ class CausalGenerator:
             raise MissingExtraError("transformers", "models", "a generator") from error
         self._device = pick_device(device)
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        try:
-            with quiet_loading():
-                self._tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
-                self._model = transformers.AutoModelForCausalLM.from_pretrained(
-                    str(folder), dtype=pick_dtype(dtype, self._device), use_safetensors=True, **options
-                )
-        except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
-            raise ModelError(f"{folder}: not a causal language model in safetensors: {_first_line(error)}") from error
+        with quiet_load(folder):
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
+            self._model = transformers.AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=pick_dtype(dtype, self._device), use_safetensors=True, **options
+            )
         self._model.eval().to(self._device)
         self._cache_name = (
             "cache" if "cache" in inspect.signature(self._model.forward).parameters else "past_key_values"
@@ -179,10 +175,6 @@ def _fill(template: str, passage: Passage) -> str:
         template = template.replace("{label}\n", "")
     before, _, after = template.partition("{text}")
     return before.replace("{label}", passage.label) + passage.text + after
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class _CausalBranches:

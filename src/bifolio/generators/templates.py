@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bifolio.errors import ModelError, UsageError
+from bifolio.options import STYLES
 
 _PASSAGE = "\x02passage\x03"
 _QUESTION = "\x02question\x03"
@@ -49,9 +50,6 @@ _CHAT_QUESTION: Mapping[str, str] = {
     "long": "{question}\nAnswer with one or two sentences.",
 }
 
-STYLES = tuple(PLAIN)
-"""``short``: a few words. ``long``: whole sentences."""
-
 
 def check_style(style: str) -> None:
     """Raise ``UsageError`` for a style that no template has."""
@@ -65,7 +63,7 @@ def chat(render: Callable[[list[dict[str, str]]], str]) -> Mapping[str, Template
     Raises:
         ModelError: the chat template does not give back the user's message unchanged.
     """
-    templates = {}
+    templates: dict[str, Template] = {}
     for style in STYLES:
         user = f"{_PASSAGE}{_QUESTION}"
         try:

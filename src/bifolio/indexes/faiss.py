@@ -127,7 +127,9 @@ class FaissIndex:
         for row, (found, at) in enumerate(zip(proposed, positions, strict=True)):
             at = at[at >= 0]
             again = inner_products(array[row], part.vectors[at])
-            if len(at) < k or (not self._graph and not self._settled(again, found[len(at) - 1], k, slack[row])):
+            if len(at) < k or (
+                not self._graph and not self._settled(again, float(found[len(at) - 1]), k, float(slack[row]))
+            ):
                 unsettled.append(row)
             else:
                 scores[row], ids[row] = best(again, self._ids[at], k)
@@ -137,7 +139,7 @@ class FaissIndex:
 
     def _settled(self, scores: Float32[np.ndarray, " n"], last: float, k: int, slack: float) -> bool:
         """Whether no vector beyond the candidates, the worst of which scored ``last``, can reach the k best."""
-        return len(scores) == len(self._ids) or float(np.partition(scores, -k)[-k]) - float(last) > slack
+        return len(scores) == len(self._ids) or float(np.partition(scores, -k)[-k]) - last > slack
 
     def _candidates(
         self, queries: Float32[np.ndarray, "Q D"], count: int

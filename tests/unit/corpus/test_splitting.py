@@ -104,7 +104,9 @@ def test_scripts_without_spaces_count_characters(text):
     assert all(len(passage) >= 45 for passage in found[:-1])
 
 
-@pytest.mark.parametrize("grapheme", ["e\u0301\u0323", "👩\u200d👩\u200d👧", "👍🏽", "❤\ufe0f", "🇩🇪", "กำ", "\u1100\u1161\u11a8"])
+@pytest.mark.parametrize(
+    "grapheme", ["e\u0301\u0323", "👩\u200d👩\u200d👧", "👍🏽", "❤\ufe0f", "🇩🇪", "กำ", "\u1100\u1161\u11a8"]
+)
 def test_no_grapheme_is_cut(grapheme):
     found = passages(grapheme * 1_001, words=11)
     assert "".join(found) == grapheme * 1_001

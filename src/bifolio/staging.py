@@ -1,0 +1,131 @@
+"""A folder that appears all at once: built beside its place, renamed into it, and never left behind for ever.
+
+A build that is killed cannot clean up after itself. The next build of the same name does: it deletes the folders that
+nobody holds a lock on. The operating system gives a lock back when its process ends, however it ends; a process id
+would not tell, for ids are used again and a disk may be shared between machines.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from bifolio.errors import CollectionExistsError, UsageError
+
+
+def check_free(path: Path) -> Path:
+    """Where the folder will be, links followed: nothing or an empty folder is there now.
+
+    Raises:
+        CollectionExistsError: something is there.
+        UsageError: an empty folder is there that cannot be replaced.
+    """
+    target = path.resolve()
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise CollectionExistsError(f"{path} exists already and will not be overwritten: choose another name")
+    if target.exists() and (target.is_mount() or target == Path.cwd()):
+        what = "a mount point" if target.is_mount() else "the current folder"
+        raise UsageError(f"{path} is {what}, which cannot be replaced: name a new folder, such as {path / 'new'}")
+    return target
+
+
+@contextmanager
+def beside(target: Path) -> Iterator[Path]:
+    """An empty folder beside ``target`` that takes its place when the block ends, and is deleted if it raises.
+
+    Raises:
+        CollectionExistsError: something has appeared at ``target`` in the meantime.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{target.name[:200]}.building-"  # a name has 255 bytes at most
+    _remove_leftovers(target.parent, prefix)
+    folder, lock = _make(target.parent, prefix)
+    try:
+        yield folder
+        try:
+            os.rename(folder, target)
+        except OSError as error:
+            raise CollectionExistsError(f"{target} appeared while it was being built: {error.strerror}") from error
+        sync_folder(target.parent)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        _unlock(lock)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the names in a folder on the disk, where the system can do that."""
+    if sys.platform != "win32":
+        with suppress(OSError):  # some network file systems cannot
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def _make(parent: Path, prefix: str) -> tuple[Path, int | None]:
+    """A new folder with a lock on it."""
+    while True:
+        folder = parent / f"{prefix}{secrets.token_hex(6)}"
+        folder.mkdir()
+        lock = _lock(folder)
+        if lock is None or _is_at(lock, folder):
+            return folder, lock
+        _unlock(lock)  # another build took the new folder for a leftover: it was not locked yet
+
+
+def _remove_leftovers(parent: Path, prefix: str) -> None:
+    try:
+        entries = list(parent.iterdir())
+    except PermissionError:  # a folder that one may write into and not list
+        return
+    for entry in entries:
+        if entry.name.startswith(prefix) and entry.is_dir() and not entry.is_symlink():
+            lock = _lock(entry)
+            if lock is not None and lock >= 0:
+                shutil.rmtree(entry, ignore_errors=True)
+                _unlock(lock)
+
+
+if sys.platform == "win32":
+
+    def _lock(folder: Path) -> int | None:
+        """There is no lock on a folder: leftovers stay."""
+        return None
+
+else:
+    import fcntl
+
+    def _lock(folder: Path) -> int | None:
+        """A lock on a folder: a handle that holds it, -1 if somebody else does, None where folders have no locks."""
+        handle = -1
+        try:
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, FileNotFoundError):
+            _unlock(handle)
+            return -1
+        except OSError:  # a file system without locks
+            _unlock(handle)
+            return None
+        return handle
+
+
+def _is_at(lock: int, folder: Path) -> bool:
+    """Whether the locked folder is still the one of that name."""
+    try:
+        return lock >= 0 and os.path.samestat(os.fstat(lock), folder.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _unlock(lock: int | None) -> None:
+    if lock is not None and lock >= 0:
+        os.close(lock)

@@ -1,0 +1,334 @@
+"""The catalogue: transactions, snapshots, and every way in which its file can be wrong."""
+
+import os
+import random
+import sqlite3
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from bifolio import catalogue_file
+from bifolio.catalogue import Catalogue, Segment
+from bifolio.errors import (
+    BifolioError,
+    CollectionBusyError,
+    CollectionDamagedError,
+    CollectionError,
+    CollectionMissingError,
+    CollectionVersionError,
+    UsageError,
+)
+from bifolio.types import Document, Span
+
+TEXT = "Ein Tag.\n\nZwei Tage 🦉 und eine Nacht."
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A catalogue file with one document of two passages."""
+    path = tmp_path / "catalogue.sqlite"
+    catalogue = Catalogue.create(path)
+    with catalogue.writing():
+        catalogue.set_meta({"generation": 1, "name": "ä"})
+        add(catalogue, "/d/a.txt", "a.txt", {"a-1": Span(0, 8, "Tage"), "a-2": Span(10, 37)}, row=0)
+    catalogue.close()
+    return path
+
+
+def add(catalogue, path, source, passages, row, text=TEXT):
+    file, source = catalogue.replace_file(path, source, hash="h", options="o", added="2026-01-01T00:00:00+00:00")
+    number = catalogue.add_document(file, Document(text, title="T", metadata={"year": 1999, "ok": True}))
+    for shift, (name, span) in enumerate(passages.items()):
+        catalogue.add_passage(row + shift, name, number, span, f"{source}:{shift + 1}")
+    return source
+
+
+@contextmanager
+def opened(path):
+    catalogue = Catalogue.open(path)
+    try:
+        yield catalogue
+    finally:
+        catalogue.close()
+
+
+def test_passages_are_spans_of_their_document(path):
+    with opened(path) as catalogue:
+        first, second = catalogue.by_rows([1, 0, 7]).values()
+        assert (first.text, second.text) == ("Ein Tag.", "Zwei Tage 🦉 und eine Nacht.")
+        assert (second.id, second.span, second.place, second.source) == ("a-2", (10, 37), "a.txt:2", "a.txt")
+        assert (first.title, first.heading, dict(first.metadata)) == ("T", "Tage", {"year": 1999, "ok": True})
+        assert catalogue.by_id("a-2") == second
+        assert list(catalogue.passages_between(0, 9)) == [first, second]
+        assert list(catalogue.passages_between(1, 2)) == [second]
+        assert catalogue.document_text("a-1") == TEXT
+        assert catalogue.counts() == (1, 2)
+        assert catalogue.live_rows() == [0, 1]
+        assert catalogue.meta() == {"generation": 1, "name": "ä"}
+        (file,) = catalogue.files()
+        assert (file.source, file.path, file.documents, file.passages, file.status) == ("a.txt", "/d/a.txt", 1, 2, "ok")
+        assert catalogue.passages_of("/d/a.txt") == 2
+        assert catalogue.passages_of("/d/b.txt") == 0
+
+
+@pytest.mark.parametrize("name", ["nobody", "", "a-1' OR '1'='1", "\udcff", "a\0b"])
+def test_an_unknown_id_is_nothing(path, name):
+    with opened(path) as catalogue:
+        assert catalogue.by_id(name) is None
+
+
+def test_many_rows_are_fetched_in_parts(tmp_path):
+    catalogue = Catalogue.create(tmp_path / "c.sqlite")
+    with catalogue.writing():
+        add(catalogue, "/d/l", "l", {f"l-{i}": Span(i, i + 1) for i in range(2500)}, row=0, text="abcde" * 500)
+    passages = catalogue.by_rows(range(2500))
+    assert "".join(passages[row].text for row in range(2500)) == "abcde" * 500
+    assert [p.id for p in catalogue.passages_between(900, 2400)] == [f"l-{i}" for i in range(900, 2400)]
+    catalogue.close()
+
+
+def test_nothing_of_a_failed_transaction_stays(path):
+    with opened(path) as catalogue:
+        with pytest.raises(ZeroDivisionError), catalogue.writing():
+            catalogue.replace_file("/d/a.txt", "a.txt", hash="", options="", added="")
+            catalogue.set_meta({"generation": 2})
+            catalogue.add_segment(Segment("x", 0, 1, ""))
+            raise ZeroDivisionError
+        assert catalogue.meta()["generation"] == 1
+        assert catalogue.counts() == (1, 2)
+        assert catalogue.segments() == []
+        with catalogue.writing():  # and it can be written again
+            catalogue.set_meta({"generation": 3})
+        assert catalogue.meta()["generation"] == 3
+
+
+def test_a_part_can_be_undone_alone(path):
+    with opened(path) as catalogue, catalogue.writing():
+        with pytest.raises(ZeroDivisionError), catalogue.undoing():
+            catalogue.replace_file("/d/a.txt", "a.txt", hash="", options="", added="")
+            assert catalogue.counts() == (0, 0)
+            raise ZeroDivisionError
+        assert catalogue.counts() == (1, 2)
+        with catalogue.undoing():
+            add(catalogue, "/d/b.txt", "b.txt", {"b-1": Span(0, 3)}, row=2)
+        assert catalogue.counts() == (2, 3)
+
+
+def test_a_taken_id_names_who_has_it(path):
+    with opened(path) as catalogue, catalogue.writing():
+        with pytest.raises(UsageError, match=r"passage id 'a-1' is already used by a\.txt:1"):
+            add(catalogue, "/d/b.txt", "b.txt", {"a-1": Span(0, 3)}, row=2)
+
+
+def test_a_source_that_is_taken_gives_way_to_the_path(path):
+    with opened(path) as catalogue, catalogue.writing():
+        assert add(catalogue, "/e/a.txt", "a.txt", {"e": Span(0, 3)}, row=2) == "/e/a.txt"
+        assert add(catalogue, "/d/a.txt", "a.txt", {"d": Span(0, 3)}, row=3) == "a.txt"
+        # A link was named /f/x when it led elsewhere; now a file of its own stands there.
+        assert add(catalogue, "/real", "/f/x", {"r": Span(0, 3)}, row=4) == "/f/x"
+        assert add(catalogue, "/f/x", "/f/x", {"x": Span(0, 3)}, row=5) == "/f/x (2)"
+
+
+def test_a_reader_keeps_its_generation(path):
+    with opened(path) as reader, opened(path) as writer:
+        with writer.writing():
+            writer.set_meta({"generation": 2})
+            add(writer, "/d/a.txt", "a.txt", {"new": Span(0, 3)}, row=2)
+        assert writer.meta()["generation"] == 2
+        assert (reader.meta()["generation"], reader.live_rows()) == (1, [0, 1])
+        reader.pin()
+        assert (reader.meta()["generation"], reader.live_rows()) == (2, [2])
+
+
+def test_a_second_writer_is_told_so(path, monkeypatch):
+    assert catalogue_file.BUSY_SECONDS == 5.0
+    monkeypatch.setattr(catalogue_file, "BUSY_SECONDS", 0.2)
+    with opened(path) as first, opened(path) as second:
+        with first.writing():
+            started = time.monotonic()
+            with pytest.raises(CollectionBusyError, match="another process is writing to this collection"):
+                with second.writing():
+                    raise AssertionError("two writers at once")
+            assert 0.1 < time.monotonic() - started < 3
+            assert second.meta()["generation"] == 1  # it can still read
+            first.set_meta({"generation": 2})
+        with second.writing():
+            assert second.meta()["generation"] == 2
+            second.set_meta({"generation": 3})
+
+
+def test_many_threads_read_through_one_connection(path):
+    wrong = []
+    with opened(path) as catalogue:
+
+        def read():
+            for _ in range(50):
+                if [p.id for p in catalogue.by_rows([0, 1]).values()] != ["a-1", "a-2"]:
+                    wrong.append(1)
+
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+# ---- files that are no catalogue, or not any more ----
+
+
+def test_there_is_no_catalogue(tmp_path):
+    with pytest.raises(CollectionMissingError, match=r"no collection at .*Build one with: bifolio ingest PATH"):
+        Catalogue.open(tmp_path / "catalogue.sqlite")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0" * 4096, b"not a database at all", random.Random(1).randbytes(20_000)], ids=lambda d: len(d)
+)
+def test_garbage_is_no_catalogue(tmp_path, data):
+    path = tmp_path / "catalogue.sqlite"
+    path.write_bytes(data)
+    with pytest.raises(
+        CollectionDamagedError, match=r"catalogue\.sqlite is (not a bifolio catalogue|damaged: file is not)"
+    ):
+        Catalogue.open(path)
+    assert path.read_bytes() == data
+
+
+def test_another_programs_database_is_no_catalogue(tmp_path):
+    connection = sqlite3.connect(tmp_path / "c.sqlite")
+    connection.execute("CREATE TABLE meta (key, value)")
+    connection.commit()
+    connection.close()
+    with pytest.raises(CollectionDamagedError, match="not a bifolio catalogue"):
+        Catalogue.open(tmp_path / "c.sqlite")
+
+
+def test_a_newer_format(path):
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    with pytest.raises(CollectionVersionError, match=r"has collection format 2; this bifolio reads up to 1.*--upgrade"):
+        Catalogue.open(path)
+
+
+def test_a_lost_table(path):
+    connection = sqlite3.connect(path)
+    connection.execute("DROP TABLE meta")
+    connection.close()
+    with pytest.raises(CollectionDamagedError, match="no such table: meta"):
+        Catalogue.open(path)
+
+
+def everything(path):
+    """Read all there is, so that whatever is damaged is met."""
+    with opened(path) as catalogue:
+        catalogue.meta()
+        return [catalogue.by_rows(catalogue.live_rows()), catalogue.files(), catalogue.segments(), catalogue.counts()]
+
+
+def test_a_catalogue_cut_anywhere_is_reported(path):
+    whole, data = everything(path), path.read_bytes()
+    assert len(data) > 20_000
+    for keep in (1, 15, 100, 4096, 8192, len(data) // 2):
+        path.write_bytes(data[:keep])
+        with pytest.raises(CollectionDamagedError):
+            everything(path)
+    for keep in range(len(data) // 2, len(data), 1000):  # what is cut off may be an index that nobody asked
+        path.write_bytes(data[:keep])
+        try:
+            found = everything(path)
+        except CollectionDamagedError:
+            continue
+        assert found == whole
+
+
+def test_overwritten_bytes_never_end_in_a_foreign_exception(path):
+    whole, told = everything(path), 0
+    data = path.read_bytes()
+    for seed in range(150):
+        dice = random.Random(seed)
+        broken = bytearray(data)
+        at = dice.randrange(len(data))
+        broken[at : at + 200] = dice.randbytes(min(200, len(data) - at))
+        path.write_bytes(broken)
+        try:
+            everything(path)
+        except CollectionError:
+            told += 1
+    path.write_bytes(data)
+    assert everything(path) == whole
+    assert told > 5
+
+
+def test_broken_json_inside_is_damage(path):
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE documents SET metadata = '{'")
+    connection.commit()
+    connection.close()
+    with (
+        opened(path) as catalogue,
+        pytest.raises(CollectionDamagedError, match=r"is damaged.*Restore it from a backup"),
+    ):
+        catalogue.by_id("a-1")
+
+
+# ---- without the right to write ----
+
+
+@contextmanager
+def without_rights(folder):
+    """As a user who may read ``folder`` and not write there (root may write everywhere, so it becomes nobody)."""
+    root = os.geteuid() == 0
+    above = [p for p in folder.parents if root and p.stat().st_uid == 0 and not p.stat().st_mode & 1]
+    modes = {p: p.stat().st_mode for p in [folder, *folder.iterdir(), *above]}
+    for p in modes:
+        p.chmod(0o555 if p.is_dir() else 0o444)
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        for p, mode in modes.items():
+            p.chmod(mode)
+
+
+def test_a_read_only_catalogue_is_read(path):
+    whole = everything(path)
+    with without_rights(path.parent):
+        assert everything(path) == whole
+        with opened(path) as catalogue:
+            with pytest.raises(
+                CollectionError, match="cannot be written: attempt to write a readonly database"
+            ) as caught:
+                with catalogue.writing():
+                    catalogue.set_meta({"generation": 2})
+            assert not isinstance(caught.value, CollectionBusyError | CollectionDamagedError)
+            assert catalogue.meta()["generation"] == 1
+
+
+def test_a_read_only_catalogue_with_a_log_is_not_read_in_half(path):
+    with opened(path) as catalogue, catalogue.writing():
+        catalogue.set_meta({"generation": 2})
+        files = {p.name: p.read_bytes() for p in path.parent.iterdir()}
+    with opened(path) as holder:
+        with holder.writing():
+            holder.set_meta({"generation": 3})
+        files = {p.name: p.read_bytes() for p in path.parent.iterdir()}
+    for name, data in files.items():
+        (path.parent / name).write_bytes(data)
+    (path.parent / "catalogue.sqlite-shm").unlink()
+    assert (path.parent / "catalogue.sqlite-wal").stat().st_size > 0
+    with without_rights(path.parent):
+        try:
+            with opened(path) as catalogue:
+                assert catalogue.meta()["generation"] == 3
+        except BifolioError as error:
+            assert "cannot be read" in str(error)
+    with opened(path) as catalogue:
+        assert catalogue.meta()["generation"] == 3
