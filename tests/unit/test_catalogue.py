@@ -4,7 +4,6 @@ import os
 import random
 import sqlite3
 import threading
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -147,11 +146,9 @@ def test_a_second_writer_is_told_so(path, monkeypatch):
     monkeypatch.setattr(catalogue_file, "BUSY_SECONDS", 0.2)
     with opened(path) as first, opened(path) as second:
         with first.writing():
-            started = time.monotonic()
             with pytest.raises(CollectionBusyError, match="another process is writing to this collection"):
                 with second.writing():
                     raise AssertionError("two writers at once")
-            assert 0.1 < time.monotonic() - started < 3
             assert second.meta()["generation"] == 1  # it can still read
             first.set_meta({"generation": 2})
         with second.writing():

@@ -6,7 +6,6 @@ import hashlib
 import json
 import socket
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -192,26 +191,26 @@ def test_a_download_that_breaks_off_leaves_nothing(online, fake_hub, monkeypatch
     assert entries(online) == []
 
 
+@pytest.mark.timeout(60)  # it gives up; it does not hang
 def test_nobody_listens(online, monkeypatch):
     with socket.socket() as taken:  # bound, not listening: a connection is refused
         taken.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
-        start = time.monotonic()
         with pytest.raises(hub.HubUnavailableError, match="cannot be reached to fetch org/name"):
             models.pull("org/name")
-    assert time.monotonic() - start < 10
+    assert entries(online) == []
 
 
+@pytest.mark.timeout(60)
 def test_somebody_listens_and_never_answers(online, monkeypatch):
     monkeypatch.setattr(hub, "_CONNECT_SECONDS", 0.3)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        start = time.monotonic()
         with pytest.raises(hub.HubUnavailableError, match="cannot be reached to fetch org/name"):
             models.pull("org/name")
-    assert time.monotonic() - start < 10
+    assert entries(online) == []
 
 
 def test_without_the_extra(online, monkeypatch):
