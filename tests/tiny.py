@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 CHAT = (
@@ -12,23 +12,38 @@ CHAT = (
 )
 
 
-def tokenizer(chat: bool = True, bos: bool = False) -> PreTrainedTokenizerFast:
+def tokenizer(chat: bool = True, bos: bool = False, merges: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
     """Bytes as tokens, and two special ones: every text has ids, and an emoji is four tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(alphabet)}, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    vocabulary = {piece: i for i, piece in enumerate([*alphabet, *merges])}
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[tuple(merge) for merge in merges]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not merges)
     core.decoder = decoders.ByteLevel()
     made = PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token="<|end|>", additional_special_tokens=["<|start|>"], model_max_length=512
     )
+    if bos:
+        made.add_special_tokens({"bos_token": "<|bos|>"})
+        core = made.backend_tokenizer
+        core.post_processor = processors.TemplateProcessing(
+            single="<|bos|> $A", special_tokens=[("<|bos|>", made.bos_token_id)]
+        )
     if chat:
         made.chat_template = CHAT
     return made
 
 
-def causal(folder: Path, *, seed: int = 0, family: str = "llama", chat: bool = True, window: int = 512) -> Path:
+def causal(
+    folder: Path,
+    *,
+    seed: int = 0,
+    family: str = "llama",
+    chat: bool = True,
+    window: int = 512,
+    words: PreTrainedTokenizerFast | None = None,
+) -> Path:
     """A two-layer model with sharp distributions, so that greedy choices are far from ties."""
-    words = tokenizer(chat)
+    words = words or tokenizer(chat)
     torch.manual_seed(seed)
     if family == "llama":
         model = LlamaForCausalLM(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -15,11 +16,9 @@ from torch import Tensor
 from bifolio import marginal
 from bifolio.answer import Sentence, Token, cited, number_markers
 from bifolio.decode import Decoded
-from bifolio.segments import SentenceBoundary, segment_ids
+from bifolio.segments import SentenceBoundary
 
 TextOf = Callable[[Sequence[int]], str]
-
-_BASIS = {"sentence": "posterior", "sequence": "evidence", "token": "mean"}
 
 
 @dataclass(frozen=True)
@@ -64,72 +63,34 @@ def cite(decoded: Decoded, log_prior: Float[Tensor, " K"], scheme: str, text_of:
     raw = text_of(decoded.tokens)
     text = raw.strip()
     offset = len(raw) - len(raw.lstrip())
+    pieces = _pieces(decoded, text_of, offset, text)
     blame = marginal.blame(*problem)[0]
+    found = []
+    for span in _sentence_spans(decoded, text_of, offset, text):
+        # Its tokens are those whose visible text begins in it: a look ahead may have counted them to another segment.
+        members = [i for piece in pieces if span[0] <= _begins(piece, text) < span[1] for i in piece.making]
+        found.append((span, *_sentence_row(decoded, log_prior, blame, scheme, members, pieces)))
     return Cited(
         text,
         tuple(row[:passages]),
         row[-1] if no_passage else None,
         evidence,
-        _sentences(decoded, log_prior, blame, scheme, text_of, (offset, text), passages),
-        _tokens(decoded, blame, scheme, text_of, (offset, text), passages),
+        _sentences(text, found, passages),
+        tuple(_token(decoded, blame, scheme, piece, text, passages) for piece in pieces),
     )
 
 
-def _sentences(
-    decoded: Decoded,
-    log_prior: Float[Tensor, " K"],
-    blame: Float[Tensor, "K T"],
-    scheme: str,
-    text_of: TextOf,
-    place: tuple[int, str],
-    passages: int,
-) -> tuple[Sentence, ...]:
-    boundary = SentenceBoundary(text_of)
-    ids = segment_ids(decoded.tokens, boundary)
-    if scheme == "token":
-        columns = [blame[:, [i for i, s in enumerate(ids) if s == n]].mean(1).tolist() for n in sorted(set(ids))]
-    else:  # the scheme's segments are the sentences, or the sentences are taken as segments: one and the same formula
-        rows = marginal.segment_posteriors(
-            log_prior[None], decoded.token_log_probs[None], torch.tensor([ids], device=log_prior.device)
-        )[0]
-        columns = rows.T.tolist()
-    offset, text = place
-    ends = [end - offset for end in boundary.ends(decoded.tokens)]
-    found: list[tuple[tuple[int, int], list[float]]] = []
-    for number, (start, end) in enumerate(zip([0, *ends], [*ends, len(text)], strict=True)):
-        start, end = max(start, 0), min(end, len(text))
-        body = text[start:end]
-        if body.strip():
-            start += len(body) - len(body.lstrip())
-            # An answer that was cut may end in the word that closed the sentence before: it belongs to that segment.
-            column = columns[min(number, ids[-1])]
-            found.append(((start, start + len(body.strip())), column))
-    weights = tuple(tuple(row[:passages]) for _, row in found)
-    markers = number_markers(weights, passages)
-    return tuple(
-        Sentence(
-            text[span[0] : span[1]],
-            span,
-            mine,
-            row[-1] if len(row) > passages else None,
-            _BASIS[scheme],
-            tuple(marker for z in cited(mine) if (marker := markers[z]) is not None),
-        )
-        for (span, row), mine in zip(found, weights, strict=True)
-    )
+class _Piece(NamedTuple):
+    """A stretch of visible text and the tokens that it came from."""
+
+    span: tuple[int, int]
+    members: list[int]  # all of them: their probabilities make the piece's
+    making: list[int]  # without white space behind the answer, which says nothing of the piece: these make its row
 
 
-def _tokens(
-    decoded: Decoded,
-    blame: Float[Tensor, "K T"],
-    scheme: str,
-    text_of: TextOf,
-    place: tuple[int, str],
-    passages: int,
-) -> tuple[Token, ...]:
-    """Rows of tokens; a token without a visible character of its own is told together with the next that has one."""
-    offset, text = place
-    groups: list[tuple[list[int], list[int], tuple[int, int]]] = []  # tokens, those of them that make the row, span
+def _pieces(decoded: Decoded, text_of: TextOf, offset: int, text: str) -> list[_Piece]:
+    """The answer's text cut at token ends; a token without a character of its own goes with the next that has one."""
+    pieces: list[_Piece] = []
     waiting: list[int] = []
     start = 0
     for i in range(len(decoded.tokens) - decoded.finished):
@@ -137,24 +98,91 @@ def _tokens(
         # A character of which only some bytes are there yet decodes to U+FFFD: wait for the rest.
         end = min(len(text_of(decoded.tokens[: i + 1]).rstrip("\ufffd")) - offset, len(text))
         if end > start:
-            groups.append((waiting, waiting, (start, end)))
+            pieces.append(_Piece((start, end), waiting, waiting))
             waiting, start = [], end
     if text and (waiting or start < len(text)):  # white space at the end, or an unfinished character
-        members, making, (first, _) = groups.pop() if groups else ([], waiting, (0, 0))
-        groups.append(([*members, *waiting], making, (first, len(text))))
-    tokens = []
-    for members, making, span in groups:
-        # Blame is filtered: the last piece has seen the others, unless the scheme forgets after every token.
-        column = blame[:, making].mean(1) if scheme == "token" else blame[:, making[-1]]
-        row = column.tolist()
-        log_prob = float(decoded.log_probs[members].sum())
-        tokens.append(
-            Token(
-                text[span[0] : span[1]],
-                span,
-                log_prob,
-                tuple(row[:passages]),
-                row[-1] if len(row) > passages else None,
-            )
+        last = pieces.pop() if pieces else _Piece((0, 0), [], waiting)
+        pieces.append(_Piece((last.span[0], len(text)), [*last.members, *waiting], last.making))
+    return pieces
+
+
+def _begins(piece: _Piece, text: str) -> int:
+    """Where a piece's first visible character stands."""
+    body = text[piece.span[0] : piece.span[1]]
+    return piece.span[0] + len(body) - len(body.lstrip()) if body.strip() else piece.span[0]
+
+
+def _sentence_spans(decoded: Decoded, text_of: TextOf, offset: int, text: str) -> list[tuple[int, int]]:
+    """Where the sentences stand in ``text``, without white space around them."""
+    ends = SentenceBoundary(text_of).ends(decoded.tokens)
+    cuts = [max(0, min(end - offset, len(text))) for end in ends]
+    spans = []
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        body = text[start:end]
+        if body.strip():
+            start += len(body) - len(body.lstrip())
+            spans.append((start, start + len(body.strip())))
+    return spans
+
+
+def _sentence_row(
+    decoded: Decoded,
+    log_prior: Float[Tensor, " K"],
+    blame: Float[Tensor, "K T"],
+    scheme: str,
+    members: list[int],
+    pieces: Sequence[_Piece],
+) -> tuple[list[float], str]:
+    """The row over all branches and its basis (MATH section 3)."""
+    if not members:  # all of its characters came with tokens that began before it
+        members = [len(decoded.tokens) - 1]
+    if scheme == "token":
+        return blame[:, members].mean(1).tolist(), "mean"
+    likelihood = decoded.token_log_probs
+    segments = {decoded.segment_ids[i] for i in members}
+    if scheme == "sentence" and len(segments) == 1:
+        own = [i for i, segment in enumerate(decoded.segment_ids) if segment in segments]
+        visible = {i for piece in pieces for i in piece.making}
+        if visible.intersection(own) == set(members):  # EOS and white space may be in the segment as well
+            return _posterior(log_prior, likelihood[:, own]), "posterior"
+    return _posterior(log_prior, likelihood[:, members]), "evidence"
+
+
+def _posterior(log_prior: Float[Tensor, " K"], likelihood: Float[Tensor, "K n"]) -> list[float]:
+    """Pi_z exp(sum of l_z,i), normalised."""
+    one_segment = torch.zeros((1, likelihood.shape[1]), dtype=torch.long, device=log_prior.device)
+    row: list[float] = marginal.posterior(log_prior[None], likelihood[None], one_segment)[0].tolist()
+    return row
+
+
+def _sentences(
+    text: str, found: Sequence[tuple[tuple[int, int], list[float], str]], passages: int
+) -> tuple[Sentence, ...]:
+    weights = tuple(tuple(row[:passages]) for _, row, _ in found)
+    markers = number_markers(weights, passages)
+    return tuple(
+        Sentence(
+            text[span[0] : span[1]],
+            span,
+            mine,
+            row[-1] if len(row) > passages else None,
+            basis,
+            tuple(marker for z in cited(mine) if (marker := markers[z]) is not None),
         )
-    return tuple(tokens)
+        for (span, row, basis), mine in zip(found, weights, strict=True)
+    )
+
+
+def _token(
+    decoded: Decoded, blame: Float[Tensor, "K T"], scheme: str, piece: _Piece, text: str, passages: int
+) -> Token:
+    # Blame is filtered: the last piece has seen the others, unless the scheme forgets after every token.
+    column = blame[:, piece.making].mean(1) if scheme == "token" else blame[:, piece.making[-1]]
+    row = column.tolist()
+    return Token(
+        text[piece.span[0] : piece.span[1]],
+        piece.span,
+        float(decoded.log_probs[piece.members].sum()),
+        tuple(row[:passages]),
+        row[-1] if len(row) > passages else None,
+    )

@@ -228,7 +228,7 @@ def _truncate(log_p: Float[Tensor, " V"], temperature: float, top_p: float) -> F
     """Weights to draw from: tempered, and only the smallest set of tokens that holds ``top_p`` of the mass."""
     if bool((log_p == -torch.inf).all()):
         return torch.zeros_like(log_p)
-    probability = torch.softmax(log_p / temperature, dim=0)
+    probability = torch.softmax((log_p - log_p.max()) / temperature, dim=0)  # tiny temperatures must not overflow
     if top_p >= 1:
         return probability
     ordered, order = probability.sort(descending=True, stable=True)

@@ -17,7 +17,7 @@ sentence. Everything here is a pure function of
     mask             (B, T): False for padding, which may hold anything, also NaN
 
 with B questions, K branches (passages, and one for no passage where it is used) and T tokens. Zero probabilities
-(-inf) are legal everywhere and give no NaN, neither in values nor in gradients.
+(-inf) are legal and give no NaN, neither in values nor in gradients, as long as each prior leaves one branch possible.
 """
 
 from __future__ import annotations
@@ -262,4 +262,5 @@ def evidence(
     nothing = torch.zeros_like(log_prior[:, -1:])
     unread = segment_log_likelihood(nothing, token_log_probs[:, -1:], segment_ids, mask)
     length = token_log_probs.shape[2] if mask is None else mask.sum(1).clamp(min=1)
-    return (read - unread) / length
+    gain = torch.where(read == unread, torch.zeros_like(read), read - unread)  # equal, also where both are impossible
+    return gain / length

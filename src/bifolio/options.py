@@ -52,6 +52,10 @@ class AskOptions:
         for name, known in (("scheme", SCHEMES), ("style", STYLES)):
             if getattr(self, name) not in known:
                 raise UsageError(f"unknown {name} {getattr(self, name)!r}: expected one of {', '.join(known)}")
+        for name in ("length_penalty", "temperature", "top_p"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise UsageError(f"{name} {value!r}: expected a number")
         if not 0 <= self.length_penalty < math.inf:
             raise UsageError(f"length_penalty {self.length_penalty!r}: expected a finite number from 0 on")
 
@@ -64,7 +68,7 @@ class AskOptions:
             return
         if not 0 < self.temperature < math.inf:
             raise UsageError(f"temperature {self.temperature!r}: expected a finite number above 0, or none to search")
-        if self.seed is not None and not 0 <= self.seed < 2**63:
+        if self.seed is not None and not (isinstance(self.seed, int) and 0 <= self.seed < 2**63):
             raise UsageError(f"seed {self.seed}: expected a whole number from 0 to 2^63 - 1")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UsageError(f"top_p {self.top_p!r}: expected a number above 0 and at most 1")

@@ -55,6 +55,9 @@ class Rag:
         """
         self.collection = collection
         self.options = _with(AskOptions(), options)
+        encoder = collection.encoder  # a missing one is told before the larger generator is loaded
+        if encoder.spec.no_passage_logit is None:
+            no_passage = False
         self.generator = load_generator(generator) if isinstance(generator, str) else generator
         self._retriever = Retriever(collection)
         self._no_passage = no_passage
@@ -81,7 +84,7 @@ class Rag:
         started = time.perf_counter()
         hits = self._retriever.retrieve(question, chosen.k)
         retrieved = time.perf_counter()
-        no_passage = self._no_passage and self._retriever.prior.no_passage_logit is not None
+        no_passage = self._no_passage
         branches = self.generator.read(
             question,
             [hit.passage for hit in hits],

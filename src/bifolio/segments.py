@@ -4,9 +4,11 @@ A boundary is a function of the tokens already produced and of nothing else, the
 otherwise the probabilities of all answers would no longer sum to 1. So the rule is asked ``after this prefix, is the
 prior restored before the next token?`` and never sees that next token.
 
-"3.14", "Dr." and "U.S." need a look ahead. A full stop that can only be the end of a sentence closes it at once, so
-that the next sentence, or the end of the answer, is a segment of its own; one that could be something else closes it
-when the following word has been seen, and that one word still belongs to the segment before.
+"3.14", "Dr." and "U.S." need a look ahead. A full stop after an ordinary word closes its sentence at once, so that the
+next sentence, or the end of the answer, is a segment of its own; one that is more likely something else closes it when
+the next token is seen to begin with a capital or a digit, and that one token still belongs to the segment before. Where
+"postgresql." turns out to go on with "conf" the end is withdrawn from the sentences that people see; the reset, which
+could not know, has happened.
 """
 
 from __future__ import annotations
@@ -24,15 +26,15 @@ Boundary = Callable[[tuple[int, ...]], bool]
 _CLOSERS = "\"'”’»)]」』）"
 _HARD = "!?。！？"
 _TAIL = frozenset(_CLOSERS + _HARD + ".")
-_STOP_AHEAD = re.compile(r"\.[\"'”’»)\]」』）]*(?=\s+[\"'“‘«(\[]?(\w))")
+_END_AHEAD = re.compile(r"([.!?])[\"'”’»)\]」』）]*(?=\s+[\"'“‘«(\[]?(\w))")
+_OPENS = {'"': '"', "“": "”", "«": "»", "(": ")", "「": "」", "『": "』", "（": "）"}
 # A name follows these: never the end of a sentence.
-_TITLES = frozenset(
-    "mr mrs ms dr prof st sr jr rev hon gen col lt sgt capt gov sen rep pres no nos fig figs eq vol".split()
-)
+_TITLES = frozenset("mr mrs ms dr prof st rev hon gen col lt sgt capt gov sen rep pres nos fig figs eq vol".split())
 # These end a sentence only when a capital follows.
 _ABBREVIATIONS = frozenset(
-    "vs etc al approx dept est inc ltd co corp univ assn ave blvd jan feb mar apr jun jul aug sep sept oct nov dec "
-    "mon tue wed thu fri sat sun cf ca ed eds pp p ch sec min max hr hrs ft in oz lb lbs".split()
+    "no jr sr vs etc al approx dept est inc ltd co corp univ assn ave blvd cf ca ed eds pp p ch "
+    "jan feb mar apr jun jul aug sep sept oct nov dec mon tue wed thu fri sat sun "
+    "sec min max hr hrs ft in oz lb lbs".split()
 )
 
 
@@ -60,15 +62,30 @@ def _closed(text: str) -> int | None:
     if "\n" in text[len(bare) :]:
         return len(bare)
     # An open quotation or bracket waits for its closer, or for the look ahead below.
-    if bare.count('"') % 2 == 0 and bare.count("(") == bare.count(")") and bare.count("“") == bare.count("”"):
+    if not _quoting(bare):
         core = bare.rstrip(_CLOSERS)
         if core[-1] in _HARD or (core[-1] == "." and _certain(_word_before(core[:-1]))):
             return len(bare)
-    for ahead in _STOP_AHEAD.finditer(text):
-        before = text[: ahead.start()]
-        if not ahead.group(1).islower() and _plausible(_word_before(before), before):
+    for ahead in _END_AHEAD.finditer(text):
+        before, following = text[: ahead.start()], ahead.group(2)
+        if following.islower():
+            continue
+        if ahead.group(1) != "." or _plausible(_word_before(before), before, following):
             return ahead.end()
     return None
+
+
+def _quoting(text: str) -> bool:
+    """Is a quotation or a bracket open at the end? An inch mark or a closer without an opener opens nothing."""
+    waiting: list[str] = []
+    before = " "
+    for character in text:
+        if waiting and character == waiting[-1]:
+            waiting.pop()
+        elif character in _OPENS and (character != '"' or not before.isalnum()):
+            waiting.append(_OPENS[character])
+        before = character
+    return bool(waiting)
 
 
 def _certain(word: str) -> bool:
@@ -77,19 +94,21 @@ def _certain(word: str) -> bool:
     return len(word) > 1 and word.isalpha() and lowered not in _TITLES and lowered not in _ABBREVIATIONS
 
 
-def _plausible(word: str, before: str) -> bool:
-    """Does a full stop after ``word`` end a sentence, given that a capital, a digit or a quotation follows?"""
+def _plausible(word: str, before: str, following: str) -> bool:
+    """Does a full stop after ``word`` end a sentence, given that ``following``, which is no small letter, follows?"""
     if word.lower() in _TITLES or not word:
+        return False
+    if word.lower() == "no" and following.isdigit():  # "No. 7"
         return False
     if word.isdigit() and before.strip() == word:  # "3. Close the valve": the number of a list item
         return False
     if len(word) == 1 and word.isalpha():  # "J. Smith"
         return False
-    return not re.fullmatch(r"(?:\w\.)+\w", word)  # "U.S. Army"
+    return not re.fullmatch(r"(?:[^\W\d]\.)+[^\W\d]", word)  # "U.S. Army"
 
 
 class SentenceBoundary:
-    """Sentence ends found in the text of a growing prefix; what was found is never taken back."""
+    """Sentence ends found in a growing prefix. A reset is never taken back; an end that people see may be."""
 
     def __init__(self, text: Callable[[Sequence[int]], str]) -> None:
         """Remember ``text``, which turns token ids into their text."""
@@ -110,6 +129,12 @@ class SentenceBoundary:
         rest = text[start:]
         if start and rest and _TAIL.issuperset(rest):  # "?" was the end, now "?!" is: the same sentence
             return _Open((*state.ends[:-1], len(text)))
+        if (
+            start and rest and rest[0].isalnum() and text[start - 1] in ".!?"
+        ):  # "postgresql." was no end: "postgresql.conf"
+            state = _Open(state.ends[:-1])
+            start = state.ends[-1] if state.ends else 0
+            rest = text[start:]
         end = _closed(rest)
         return _Open(state.ends) if end is None else _Open((*state.ends, start + end), fired=True)
 

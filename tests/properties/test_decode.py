@@ -151,6 +151,24 @@ def test_sampling_options_out_of_range(options):
         decode.sample(toy, prior, starts, EOS, max_tokens=3, **options)
 
 
+@given(seed=SEEDS, penalty=st.floats(0.2, 2), beams=st.integers(1, 4))
+@settings(max_examples=40)
+def test_stopping_early_finds_what_an_unlimited_search_finds(seed, penalty, beams):
+    toy, prior, starts = problem(seed, "sequence", depth=4)
+    found = decode.beam_search(toy, prior, starts, EOS, max_tokens=9, beams=beams, length_penalty=penalty)
+    # n_best = beams keeps the search going until that many are finished, the first of which must be the same.
+    longer = decode.beam_search(
+        toy, prior, starts, EOS, max_tokens=9, beams=beams, n_best=beams, length_penalty=penalty
+    )
+    assert decode.rank_score(found[0], penalty) == pytest.approx(decode.rank_score(longer[0], penalty), abs=1e-9)
+
+
+def test_a_vanishing_temperature_is_greedy():
+    toy, prior, starts = problem(11, "sequence")
+    (greedy,) = decode.beam_search(toy, prior, starts, EOS, max_tokens=9)
+    assert decode.sample(toy, prior, starts, EOS, max_tokens=9, temperature=5e-324).tokens == greedy.tokens
+
+
 def test_nothing_possible_is_an_error_and_not_a_hang():
     toy, prior, starts = problem(1, "token")
     dead = torch.full_like(prior, -torch.inf)

@@ -84,15 +84,13 @@ def test_tensors_equal_the_recursion_in_plain_floats(seed, k, t, impossible):
         assert float(rows[b, :, len(ends) :].sum()) == 0
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
 @given(seed=SEEDS)
-def test_schemes_agree_on_one_token(seed):
+def test_schemes_agree_on_one_token(scheme, seed):
     prior, tokens, _ = tensors(seed, t=1)
-    values = [
-        marginal.segment_log_likelihood(prior, tokens, ids)
-        for ids in (torch.zeros(2, 1, dtype=torch.long), torch.full((2, 1), 7))
-    ]
-    torch.testing.assert_close(values[0], values[1])
-    torch.testing.assert_close(values[0], (prior.exp() * tokens[:, :, 0].exp()).sum(1).log())
+    ids = torch.tensor([segment_ids((EOS,), boundary(scheme, text))] * 2)
+    expected = (prior.exp() * tokens[:, :, 0].exp()).sum(1).log()
+    torch.testing.assert_close(marginal.segment_log_likelihood(prior, tokens, ids), expected)
 
 
 @given(seed=SEEDS, scale=st.floats(0.05, 30), segments=st.sampled_from(["random", "one", "each"]))
@@ -193,6 +191,11 @@ def test_evidence_is_the_gain_per_token_over_the_closed_book():
     ids = torch.zeros(1, 2, dtype=torch.long)
     read = math.log(0.4 * 0.25 + 0.6 * 0.25)
     assert float(marginal.evidence(prior, tokens, ids)) == pytest.approx((read - math.log(0.02)) / 2)
+    mask = torch.tensor([[True, False]])
+    first = math.log(0.4 * 0.5 + 0.6 * 0.25) - math.log(0.1)
+    assert float(marginal.evidence(prior, tokens, ids, mask)) == pytest.approx(first)
+    never = torch.full_like(tokens, -torch.inf)
+    assert float(marginal.evidence(prior, never, ids)) == 0
     same = tokens[:, :1].expand(1, 3, 2)
     assert float(marginal.evidence(prior, same, ids)) == pytest.approx(0, abs=1e-12)
 

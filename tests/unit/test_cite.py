@@ -200,9 +200,35 @@ def test_an_answer_cut_after_the_word_that_closed_a_sentence_has_a_row_for_that_
     tokens = (1, 2, 7, 3, 4)  # "Close it 3. Then": only "Then" shows that the sentence had ended
     found, _, rows = cited(tokens, "sentence")
     assert [s.text for s in found.sentences] == ["Close it 3.", "Then"]
-    assert len(rows) == 1
-    for row in found.sentences:
-        close(row.weights, rows[0][0])
+    assert len(rows) == 1  # one segment, so neither sentence has a posterior of its own
+    assert [s.basis for s in found.sentences] == ["evidence", "evidence"]
+    close(found.sentences[0].weights, alone([0, 1, 2, 3]))
+    close(found.sentences[1].weights, alone([4]))
+
+
+@pytest.mark.parametrize("scheme", ["token", "sentence", "sequence"])
+def test_a_look_ahead_never_gives_a_sentence_the_row_of_other_tokens(scheme):
+    tokens = (1, 2, 7, 3, 4, 5, EOS)  # "Close it 3. Then wait": the segment ends after "Then", the sentence before it
+    found, blames, _ = cited(tokens, scheme)
+    assert [s.text for s in found.sentences] == ["Close it 3.", "Then wait"]
+    basis = {"token": "mean", "sentence": "evidence", "sequence": "evidence"}[scheme]
+    for sentence, members in zip(found.sentences, [[0, 1, 2, 3], [4, 5]], strict=True):
+        assert sentence.basis == basis
+        mean = [sum(blames[i][z] for i in members) / len(members) for z in range(3)]
+        close(sentence.weights, mean if scheme == "token" else alone(members))
+
+
+def test_an_end_that_was_withdrawn_leaves_one_sentence_with_all_of_its_tokens():
+    texts = {EOS: "", 1: " Edit", 2: " pg", 3: ".", 4: "conf", 5: " now"}
+
+    def text(ids):
+        return "".join(texts[i] for i in ids)
+
+    found, _, rows = cited((1, 2, 3, 4, 5, EOS), "sentence", text=text)
+    (sentence,) = found.sentences
+    assert (sentence.text, sentence.basis) == ("Edit pg.conf now", "evidence")
+    assert len(rows) == 2  # the reset after "pg." could not know better
+    close(sentence.weights, alone([0, 1, 2, 3, 4]))
 
 
 @pytest.mark.parametrize("scheme", ["token", "sentence", "sequence"])

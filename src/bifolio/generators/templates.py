@@ -1,7 +1,8 @@
 """Prompts as data: what is put around a passage, a question and an answer.
 
 The passage comes first, then the question, then the answer, so that what a model has read of a passage depends on
-nothing else and can be kept. Parts are tokenized one by one and joined as ids: the seam is always the same.
+nothing else and can be kept. Parts are tokenized one by one and joined as ids: the seam is always the same (a tokenizer
+that marks the beginning of a text, as SentencePiece does, marks it at every seam).
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class Template:
     """The parts of a prompt around ``{label}``, ``{text}`` and ``{question}``.
 
     Attributes:
-        before: Before everything, also when no passage is read. Trusted: special tokens in it count as such.
+        before: Before everything, also when no passage is read. Trusted: special tokens in it count as such. In the
+            chat form it has the BOS that the model's template writes; in the plain form the tokenizer's is added.
         passage: Around the passage; ``{label}`` is its title and heading path. Left out when no passage is read.
         question: Around the question.
         after: After the question. Trusted like ``before``.
@@ -69,7 +71,10 @@ def chat(render: Callable[[list[dict[str, str]]], str]) -> Mapping[str, Template
         try:
             prompt = render([{"role": "system", "content": _SYSTEM}, {"role": "user", "content": user}])
         except Exception:  # templates raise what they like; many of them refuse a system message
-            prompt = render([{"role": "user", "content": user}])
+            try:
+                prompt = render([{"role": "user", "content": user}])
+            except Exception as error:
+                raise ModelError(f"the model's chat template fails ({error}): use the plain prompt form") from error
         before, middle, after = prompt.partition(user)
         if not middle:
             raise ModelError("the model's chat template changes the user's message: use the plain prompt form")
