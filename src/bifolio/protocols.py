@@ -73,10 +73,15 @@ class Encoder(Protocol):
 
 @runtime_checkable
 class DenseIndex(Protocol):
-    """Maximum inner product search. Ids are the caller's and need not be contiguous."""
+    """Maximum inner product search. Ids are the caller's and need not be contiguous.
+
+    Its class is a :class:`DenseIndexClass`: a collection makes an index and reads it back through that. An index may
+    be approximate in which vectors it finds, not in their scores and order; among 256 or fewer, and when all are asked
+    for, it finds what brute force finds. ``bifolio.topk`` has the checks and the scoring, ready to use.
+    """
 
     def add(self, vectors: Float32[np.ndarray, "N D"], ids: Int64[np.ndarray, " N"]) -> None:
-        """Add vectors under unused ids >= 0."""
+        """Add vectors under unused ids >= 0; ``UsageError``, and nothing added, if that is not what is given."""
         ...
 
     def search(
@@ -86,11 +91,26 @@ class DenseIndex(Protocol):
         ...
 
     def save(self, path: Path) -> None:
-        """Write the index to one file."""
+        """Write the index to one file; what was at ``path`` is replaced."""
         ...
 
     def __len__(self) -> int:
         """How many vectors the index has."""
+        ...
+
+
+class DenseIndexClass(Protocol):
+    """What a collection needs of a dense index's class; ``registry.resolve("index", name)`` gives it.
+
+    ``name`` is ``"<entry>"`` or ``"<entry>:<argument>"``, as in ``faiss:hnsw``.
+    """
+
+    def __call__(self, dimension: int, argument: str = "", /) -> DenseIndex:
+        """An empty index; cheap, and ``UsageError`` for a dimension below 1 or an argument that it does not know."""
+        ...
+
+    def load(self, path: Path, /) -> DenseIndex:
+        """The index that ``save`` wrote, ready for more; ``CollectionDamagedError`` if the file is missing or wrong."""
         ...
 
 
@@ -126,7 +146,7 @@ class Branches(Protocol):
         ...
 
     def start(self) -> Float[Tensor, "1 K V"]:
-        """Log p(y_1 | x, z), float32, for the one empty hypothesis."""
+        """Log p(y_1 | x, z), float32, for the one empty hypothesis. Asked again before ``advance``, nothing is read twice."""
         ...
 
     def advance(self, parents: Sequence[int], tokens: Sequence[int]) -> Float[Tensor, "H K V"]:

@@ -55,12 +55,10 @@ class Rag:
         """
         self.collection = collection
         self.options = _with(AskOptions(), options)
-        encoder = collection.encoder  # a missing one is told before the larger generator is loaded
-        if encoder.spec.no_passage_logit is None:
-            no_passage = False
+        self._no_passage = no_passage
+        collection.encoder  # noqa: B018  a missing one is told before the larger generator is loaded
         self.generator = load_generator(generator) if isinstance(generator, str) else generator
         self._retriever = Retriever(collection)
-        self._no_passage = no_passage
         self._warned = False
 
     def with_collection(self, collection: Collection) -> Rag:
@@ -79,12 +77,14 @@ class Rag:
         chosen = _with(self.options, options)
         if chosen.temperature is not None and chosen.seed is None:
             chosen = replace(chosen, seed=secrets.randbits(31))
+        if not isinstance(question, str):
+            raise UsageError(f"question {question!r}: expected a text")
         check_question(question)
         self._warn_of_language(question)
         started = time.perf_counter()
         hits = self._retriever.retrieve(question, chosen.k)
         retrieved = time.perf_counter()
-        no_passage = self._no_passage
+        no_passage = self._no_passage and self._retriever.prior.no_passage_logit is not None
         branches = self.generator.read(
             question,
             [hit.passage for hit in hits],

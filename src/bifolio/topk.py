@@ -76,13 +76,41 @@ def largest_norm(vectors: Float[np.ndarray, "N D"], what: str) -> float:
     return float(np.sqrt(largest))
 
 
-def as_ids(ids: Any, count: int, known: Int64[np.ndarray, " M"]) -> Int64[np.ndarray, " N"]:
+class UsedIds:
+    """The ids of an index: n of them, in however many adds, cost O(n log n) in all.
+
+    They are kept in sorted blocks, each more than twice as long as the next, so there are at most log2(n) + 1 blocks to
+    look into, and an id is merged at most log1.5(n) times: its block grows by half or more.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: list[Int64[np.ndarray, " m"]] = []
+
+    def add(self, ids: Int64[np.ndarray, " N"]) -> None:
+        """Add ids that :func:`as_ids` let through."""
+        merged, total = [ids], len(ids)
+        while self._blocks and len(self._blocks[-1]) <= 2 * total:
+            merged.append(self._blocks.pop())
+            total += len(merged[-1])
+        if total:
+            self._blocks.append(np.sort(np.concatenate(merged), kind="stable"))  # fast on sorted runs
+
+    def among(self, ordered: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " n"]:
+        """Those of some sorted ids that are here, sorted."""
+        here = np.zeros(len(ordered), dtype=bool)
+        for block in self._blocks:
+            at = np.minimum(np.searchsorted(block, ordered), len(block) - 1)
+            here |= block[at] == ordered
+        return ordered[here]
+
+
+def as_ids(ids: Any, count: int, used: UsedIds) -> Int64[np.ndarray, " N"]:
     """The ids as a copy in int64, checked: one a vector, >= 0, unique, and unused.
 
     Args:
         ids: What the caller gave.
         count: How many vectors came with them.
-        known: Ids in use, sorted.
+        used: Ids in use; the new ones are not added to them.
 
     Raises:
         UsageError: one of the conditions does not hold; the message names the id.
@@ -102,11 +130,9 @@ def as_ids(ids: Any, count: int, known: Int64[np.ndarray, " M"]) -> Int64[np.nda
     twice = ordered[1:][ordered[1:] == ordered[:-1]]
     if len(twice):
         raise UsageError(f"id {int(twice[0])} is given twice; every vector needs an id of its own")
-    if len(known):
-        at = np.minimum(np.searchsorted(known, ordered), len(known) - 1)
-        used = ordered[known[at] == ordered]
-        if len(used):
-            raise UsageError(f"id {int(used[0])} is already in the index; add takes unused ids only")
+    taken = used.among(ordered)
+    if len(taken):
+        raise UsageError(f"id {int(taken[0])} is already in the index; add takes unused ids only")
     return array
 
 

@@ -1,12 +1,14 @@
 """The exact top-k against enumeration: values, order, ties and parts, whatever the vectors are."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bifolio import topk
+from bifolio.errors import UsageError
 from bifolio.indexes.exact import ExactIndex
-from bifolio.topk import best, inner_products
+from bifolio.topk import UsedIds, as_ids, best, inner_products
 
 
 def expected(queries, stored, ids, k):
@@ -82,6 +84,39 @@ def test_blocks_never_change_a_result(seed):
     assert np.array_equal(whole[0], blocks[0])
     assert np.array_equal(whole[1], blocks[1])
     assert whole[1].tolist() == expected(queries, stored, range(300), 9)[1]
+
+
+@given(st.lists(st.lists(st.integers(0, 60), max_size=6), max_size=30))
+def test_used_ids_are_those_of_a_set(adds):
+    used, known = UsedIds(), set()
+    for ids in adds:
+        array = np.array(ids, dtype=np.int64)
+        assert used.among(np.sort(array)).tolist() == sorted(i for i in ids if i in known)
+        if known.isdisjoint(ids) and len(set(ids)) == len(ids):
+            used.add(as_ids(array, len(ids), used))
+            known.update(ids)
+        else:
+            with pytest.raises(UsageError, match=r"id \d+ is (already in the index|given twice)"):
+                as_ids(array, len(ids), used)
+    assert used.among(np.arange(61)).tolist() == sorted(known)
+
+
+@pytest.mark.parametrize("each", [1, 7, 25])
+def test_many_small_adds_sort_few_ids(monkeypatch, each):
+    """10,000 ids: n log n is about 130,000. Sorting all of them at every add would be two million at 25 each."""
+    counted, sort = [], np.sort
+
+    def counting(array, **options):
+        counted.append(len(array))
+        return sort(array, **options)
+
+    monkeypatch.setattr(np, "sort", counting)
+    used, ids = UsedIds(), np.random.default_rng(0).permutation(10_000)
+    for start in range(0, 10_000, each):
+        used.add(ids[start : start + each])
+        assert len(used._blocks) <= 14
+    assert sum(counted) <= 10_000 * 14
+    assert used.among(np.arange(9_990, 10_010)).tolist() == list(range(9_990, 10_000))
 
 
 def test_best_orders_by_score_then_id():

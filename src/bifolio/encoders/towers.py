@@ -24,6 +24,10 @@ from bifolio.weights import quiet_load
 DPR_KINDS = ("DPRQuestionEncoder", "DPRContextEncoder")
 _DPR_WINDOW = 256  # Karpukhin et al. 2020: passages of 100 words in 256 tokens
 _OPEN_WINDOW = 512  # where neither tokenizer nor model says how long an input may be
+# Their positions are counted from the padding token's id on, so that many rows of the table are never used.
+_NUMBERED_AFTER_PADDING = frozenset(
+    "roberta xlm-roberta xlm-roberta-xl roberta-prelayernorm camembert mpnet longformer ibert data2vec-text".split()
+)
 _MODULES = ("Transformer", "Pooling", "Dense", "LayerNorm", "Dropout", "Normalize")
 _WITH_WEIGHTS = ("Transformer", "Dense", "LayerNorm")
 # What changes a model's function and is not in its weights; not versions and places, which differ in every package.
@@ -306,6 +310,8 @@ def _check_tokenizer(folder: Path, tokenizer: Any) -> Any:
 def _window(tokenizer: Any, config: Any) -> int:
     """The longest input in tokens; positions beyond the model's table would be an index error."""
     positions = getattr(config, "max_position_embeddings", None)
+    if positions and config.model_type in _NUMBERED_AFTER_PADDING:
+        positions -= (config.pad_token_id or 0) + 1
     known = [n for n in (tokenizer.model_max_length, positions) if isinstance(n, int) and 0 < n < 10**6]
     return min(known, default=_OPEN_WINDOW)
 

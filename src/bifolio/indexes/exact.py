@@ -6,8 +6,6 @@ hundred thousand vectors. See :mod:`bifolio.topk` for how ties stay exact.
 
 from __future__ import annotations
 
-import os
-import secrets
 import struct
 import threading
 from pathlib import Path
@@ -17,7 +15,8 @@ import numpy as np
 from jaxtyping import Float, Float32, Int64
 
 from bifolio.errors import CollectionDamagedError, UsageError
-from bifolio.topk import Part, as_ids, as_queries, as_vectors, largest_norm, top_k
+from bifolio.indexes.replacing import replacing
+from bifolio.topk import Part, UsedIds, as_ids, as_queries, as_vectors, largest_norm, top_k
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,8 +45,9 @@ class ExactIndex:
         if argument:
             raise UsageError(f"the exact index has no options; got {argument!r}. Write index='exact'")
         self.dimension = dimension
-        self._parts: tuple[Part, ...] = ()
-        self._known = np.empty(0, dtype=np.int64)  # all ids, sorted
+        self._parts: list[Part] = []  # grows at its end only: a running search has its own tuple of them
+        self._used = UsedIds()
+        self._count = 0
         self._adding = threading.Lock()
 
     def add(self, vectors: Float[np.ndarray, "N D"], ids: Int64[np.ndarray, " N"]) -> None:
@@ -60,10 +60,11 @@ class ExactIndex:
         array = as_vectors(vectors, self.dimension, "vectors")
         norm = largest_norm(array, "vectors")
         with self._adding:
-            part = Part(array, as_ids(ids, len(array), self._known), norm)
+            part = Part(array, as_ids(ids, len(array), self._used), norm)
             if len(part.ids):
-                self._known = np.sort(np.concatenate([self._known, part.ids]))
-                self._parts = (*self._parts, part)  # replaced, never changed: a running search keeps its own view
+                self._used.add(part.ids)
+                self._parts.append(part)
+                self._count += len(part.ids)
 
     def search(
         self, queries: Float[np.ndarray, "Q D"], k: int
@@ -73,7 +74,7 @@ class ExactIndex:
         Raises:
             UsageError: k < 1, a wrong shape or type, or a value that is not finite.
         """
-        parts = self._parts
+        parts = tuple(self._parts)
         array, slack = as_queries(queries, self.dimension, k, max((part.norm for part in parts), default=0.0))
         return top_k(array, slack, parts, k)
 
@@ -82,26 +83,17 @@ class ExactIndex:
 
         Vectors are written in float16 if all of them are, otherwise in float32.
         """
-        parts = self._parts
+        parts = tuple(self._parts)
         half = bool(parts) and all(part.vectors.dtype == np.float16 for part in parts)
         kind = np.dtype("<f2" if half else "<f4")
         count = sum(len(part.ids) for part in parts)
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        try:
-            with temporary.open("xb") as file:
-                file.write(_HEADER.pack(_MAGIC, _VERSION, kind.itemsize, self.dimension, count))
-                for part in parts:
-                    file.write(part.ids.astype("<i8").tobytes())
-                for part in parts:
-                    for start in range(0, len(part.ids), 4096):
-                        file.write(part.vectors[start : start + 4096].astype(kind).tobytes())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with replacing(path) as temporary, temporary.open("xb") as file:
+            file.write(_HEADER.pack(_MAGIC, _VERSION, kind.itemsize, self.dimension, count))
+            for part in parts:
+                file.write(part.ids.astype("<i8").tobytes())
+            for part in parts:
+                for start in range(0, len(part.ids), 4096):
+                    file.write(part.vectors[start : start + 4096].astype(kind).tobytes())
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -138,4 +130,4 @@ class ExactIndex:
 
     def __len__(self) -> int:
         """How many vectors the index has."""
-        return len(self._known)
+        return self._count

@@ -11,9 +11,7 @@ tie at the cut, a graph that gives fewer than k) is settled by the exact search 
 from __future__ import annotations
 
 import importlib
-import os
 import re
-import secrets
 import threading
 import warnings
 from pathlib import Path
@@ -23,7 +21,8 @@ import numpy as np
 from jaxtyping import Float, Float32, Int64
 
 from bifolio.errors import CollectionDamagedError, MissingExtraError, UsageError
-from bifolio.topk import Part, as_ids, as_queries, as_vectors, best, inner_products, largest_norm, top_k
+from bifolio.indexes.replacing import replacing
+from bifolio.topk import Part, UsedIds, as_ids, as_queries, as_vectors, best, inner_products, largest_norm, top_k
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -82,8 +81,7 @@ class FaissIndex:
         self._index = index
         self._inner = inner  # the map does not keep alive an inner index that was made here
         self._graph = graph
-        self._ids = np.empty(0, dtype=np.int64)  # by position
-        self._known = self._ids  # sorted
+        self._used = UsedIds()
         self._norm = 0.0
         self._adding = threading.Lock()
 
@@ -97,11 +95,10 @@ class FaissIndex:
         array = np.ascontiguousarray(as_vectors(vectors, self.dimension, "vectors"), dtype=np.float32)
         norm = largest_norm(array, "vectors")
         with self._adding:
-            checked = as_ids(ids, len(array), self._known)
+            checked = as_ids(ids, len(array), self._used)
             if len(checked):
                 self._index.add_with_ids(array, checked)
-                self._ids = np.concatenate([self._ids, checked])
-                self._known = np.sort(self._ids)
+                self._used.add(checked)
                 self._norm = max(self._norm, norm)
 
     def search(
@@ -113,13 +110,13 @@ class FaissIndex:
             UsageError: k < 1, a wrong shape or type, or a value that is not finite.
         """
         array, slack = as_queries(queries, self.dimension, k, self._norm)
-        count = len(self._ids)
+        count = len(self)
         k = min(k, count)
         scores = np.empty((len(array), k), dtype=np.float32)
         ids = np.empty((len(array), k), dtype=np.int64)
         if not k or not len(array):
             return scores, ids
-        part = Part(self._vectors(), self._ids, self._norm)
+        part = Part(self._vectors(), self._ids(), self._norm)
         if self._graph and count <= _EF_SEARCH:  # the graph would visit every vector anyway
             return top_k(array, slack, (part,), k)
         proposed, positions = self._candidates(array, min(k + _SPARE, count))
@@ -132,14 +129,14 @@ class FaissIndex:
             ):
                 unsettled.append(row)
             else:
-                scores[row], ids[row] = best(again, self._ids[at], k)
+                scores[row], ids[row] = best(again, part.ids[at], k)
         if unsettled:
             scores[unsettled], ids[unsettled] = top_k(array[unsettled], slack[unsettled], (part,), k)
         return scores, ids
 
     def _settled(self, scores: Float32[np.ndarray, " n"], last: float, k: int, slack: float) -> bool:
         """Whether no vector beyond the candidates, the worst of which scored ``last``, can reach the k best."""
-        return len(scores) == len(self._ids) or float(np.partition(scores, -k)[-k]) - last > slack
+        return len(scores) == len(self) or float(np.partition(scores, -k)[-k]) - last > slack
 
     def _candidates(
         self, queries: Float32[np.ndarray, "Q D"], count: int
@@ -159,18 +156,15 @@ class FaissIndex:
         values: Float32[np.ndarray, " nD"] = faiss.rev_swig_ptr(flat.get_xb(), int(flat.ntotal) * self.dimension)
         return values.reshape(int(flat.ntotal), self.dimension)
 
+    def _ids(self) -> Int64[np.ndarray, " n"]:
+        """The ids by position, a view into FAISS's memory: valid until the next add."""
+        ids: Int64[np.ndarray, " n"] = _faiss().rev_swig_ptr(self._index.id_map.data(), len(self))
+        return ids
+
     def save(self, path: Path) -> None:
         """Write the index in FAISS's own format to one file, which takes its place only when it is complete."""
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        try:
+        with replacing(path) as temporary:
             _faiss().write_index(self._index, str(temporary))
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -202,12 +196,20 @@ class FaissIndex:
         return loaded
 
     def _check_loaded(self, ids: Int64[np.ndarray, " N"]) -> None:
-        """Take over the ids of a file that was read."""
+        """Take over the ids of a file that was read.
+
+        Raises:
+            UsageError: its numbers or values cannot be right.
+        """
+        faiss = _faiss()
+        storage = faiss.downcast_index(self._inner.storage) if self._graph else self._inner
+        counts = len(ids), int(self._index.ntotal), int(self._inner.ntotal), int(storage.ntotal)
+        if len(set(counts)) > 1:  # views into FAISS's memory rely on it; not every version of it checks
+            raise UsageError(f"its parts have {counts} ids and vectors; expected the same number everywhere")
         vectors = self._vectors() if len(ids) else np.empty((0, self.dimension), dtype=np.float32)
-        self._ids = as_ids(ids, int(self._inner.ntotal), self._known)
-        self._known = np.sort(self._ids)
+        self._used.add(as_ids(ids, len(vectors), self._used))
         self._norm = largest_norm(vectors, "vectors")
 
     def __len__(self) -> int:
         """How many vectors the index has."""
-        return len(self._ids)
+        return int(self._index.ntotal)

