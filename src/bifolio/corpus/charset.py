@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import charset_normalizer
 
+from bifolio.corpus.alphabets import cyrillic_charset, latin_charset
+from bifolio.corpus.labels import codec_of
 from bifolio.errors import DocumentError, SkippedDocument
 
 _BOMS = (
@@ -58,17 +60,9 @@ _CANDIDATES = [
     *("cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874"),
     *("koi8_r", "cp932", "euc_jp", "gb18030", "big5", "cp949"),
 ]  # what documents are found in; more candidates make short texts come out in rare ones
-_LATIN = {"cp1250", "cp1252", "cp1254", "cp1257"}
-_ENOUGH = 64  # bytes from which on statistics may overrule Western accents
-_SYNONYMS = {  # labels whose pages are in a larger charset of the same family
-    **dict.fromkeys(("ascii", "us-ascii", "latin-1", "latin1", "iso-8859-1", "iso8859-1"), "cp1252"),
-    **dict.fromkeys(("gb2312", "gbk", "gb_2312-80"), "gb18030"),
-    **dict.fromkeys(("shift_jis", "shift-jis", "x-sjis", "windows-31j", "sjis"), "cp932"),
-    **dict.fromkeys(("euc-kr", "ks_c_5601-1987", "ks_c_5601"), "cp949"),
-    **dict.fromkeys(("tis-620", "iso-8859-11", "windows-874"), "cp874"),
-    **dict.fromkeys(("iso-8859-8-i", "iso-8859-8-e"), "iso-8859-8"),
-    "iso-8859-9": "cp1254",
-}
+_LATIN = {"cp1250", "iso8859_2", "cp1252", "cp1254", "cp1257"}
+_ISO_2022_JP = re.compile(rb"\x1b\$[@B]")
+_MANY = 4  # multibyte sequences for each that is broken: the text is UTF-8, and damaged
 _DECLARED = re.compile(rb"""(?:<meta\b[^>]*?charset|^\s*<\?xml\b[^>]*?encoding)\s*=\s*["']?\s*([\w.:-]+)""", re.I)
 
 
@@ -98,16 +92,21 @@ def decode(data: bytes, *, markup: bool = False) -> Decoded:
         DocumentError: They may be text, and no charset fits.
     """
     refuse_binary(data[:_HEAD])
-    for mark, charset in _BOMS:
-        if data.startswith(mark):
-            return _decoded(_strict(data.removeprefix(mark), charset, len(mark)), charset)
-    charset = _utf16_without_mark(data) or "utf-8"
+    mark, charset = next(((mark, charset) for mark, charset in _BOMS if data.startswith(mark)), (b"", ""))
+    if mark:
+        damaged = _damaged_utf8(data, declared=True) if charset == "utf-8" else None
+        return damaged or _decoded(_strict(data.removeprefix(mark), charset, len(mark)), charset)
+    charset = _utf16_without_mark(data) or ("iso2022_jp" if _ISO_2022_JP.search(data) else "utf-8")
     try:
         return _decoded(data.decode(charset), charset)
     except UnicodeDecodeError as error:
         bad = error.start
     refuse_binary(data)
-    found = (_declared(data) if markup else None) or _guess(data)
+    declared = _declared(data) if markup else ""
+    damaged = _damaged_utf8(data, declared == "utf-8")
+    if damaged is not None:
+        return damaged
+    found = _fitting(data, declared) or _guess(data)
     if found is None:
         raise DocumentError(
             f"not UTF-8 (byte 0x{data[bad]:02x} at offset {bad}) and no other charset gives plausible text: "
@@ -165,48 +164,63 @@ def _utf16_without_mark(data: bytes) -> str:
     return "utf-16-be" if even > odd else "utf-16-le"
 
 
-def _declared(data: bytes) -> tuple[str, str] | None:
-    """The text in the charset that the page names, if it is one and fits."""
-    match = _DECLARED.search(data[:_HEAD])
-    if match is None:
-        return None
-    label = match[1].decode("ascii", "replace").lower()
-    charset = _SYNONYMS.get(label, label)
+def _damaged_utf8(data: bytes, declared: bool) -> Decoded | None:
+    """UTF-8 of which little is broken, such as a byte of another charset or a character that was cut at the end.
+
+    None if nothing is broken, or so much that the text is in another charset.
+    """
     try:
-        text = data.decode(charset)
-    except (LookupError, UnicodeError):  # an unknown label, one that is no text encoding, or bytes that do not fit
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        first, cut = error.start, error.reason == "unexpected end of data"
+    else:
         return None
-    return (text, charset) if _plausible(text) else None
+    text = data.decode("utf-8", "replace")
+    broken = text.count("\ufffd") - data.count(b"\xef\xbf\xbd")
+    valid = sum(len(run) for run in re.findall("[^\x00-\x7f]+", text)) - broken
+    lone = len(data) - first == 1  # that may be the last letter of a Western text
+    if valid < (1 if declared else _MANY) * broken and not (cut and (valid or declared or not lone)):
+        return None
+    which = "1 place is" if broken == 1 else f"{broken} places are"
+    warning = f"{which} not UTF-8, the first at byte {first}: read as U+FFFD"
+    return _decoded(text.removeprefix("\ufeff"), "utf-8")._replace(warnings=(warning,))
+
+
+def _declared(data: bytes) -> str:
+    """The charset that the page names, "" if it is none."""
+    match = _DECLARED.search(data[:_HEAD])
+    return codec_of(match[1].decode("ascii", "replace")) if match else ""
+
+
+def _fitting(data: bytes, charset: str) -> tuple[str, str] | None:
+    text = _text(data, charset)
+    return (text, charset) if text and _plausible(text) else None
 
 
 def _guess(data: bytes) -> tuple[str, str] | None:
-    """The likeliest charset. Statistics are unreliable on short texts, where Western accents come first."""
-    rivals = _rivals(data)
-    western = _text(data, "cp1252")
-    if western and _looks_western(western):
-        own = max((coherence for names, coherence in rivals if "cp1252" in names), default=-1.0)
-        names, coherence = rivals[0] if rivals else ([""], 0.0)
-        if len(data) < _ENOUGH or "cp1252" in names or names[0] not in _LATIN or coherence < own + 0.03:
-            return western, "cp1252"
-    charset = rivals[0][0][0] if rivals else ""
+    """The likeliest charset. Statistics are unreliable on short texts, so alphabets and Western accents come first."""
+    latin = latin_charset(data)
+    text = _text(data, latin)
+    if text and _looks_western(text):
+        return text, latin
+    charset = cyrillic_charset(data) or _rival(data) or latin
     if charset == "cp1251" and not re.search(rb"[\xc0-\xdf\xfb-\xff]", data):
         charset = "cp1255"  # Cyrillic without a capital and without soft signs and vowels is Hebrew
-    for name in (charset, "mac_roman"):
-        text = _text(data, name)
-        latin = name in _LATIN or name == "mac_roman"
-        if text and _plausible(text) and not (latin and _symbol_within_word(text)):
-            return text, name
+    charset = latin if charset in _LATIN else charset
+    text = _text(data, charset)
+    if text and _plausible(text) and not (charset in _LATIN and _symbol_within_word(text)):
+        return text, charset
     return None
 
 
-def _rivals(data: bytes) -> list[tuple[list[str], float]]:
-    """Charsets that give the same text, and how much its letters are those of a language; the likeliest first."""
+def _rival(data: bytes) -> str:
+    """The charset in which the letters are most like those of a language; "" if none is."""
     sample = data[: 1 << 20]
     high = len(sample) - len(sample.translate(None, bytes(range(128, 256))))
     letters = high + sum(map(sample.count, (bytes([code]) for code in b"etaoinsrhldcumfpgwybvkxjqzETAOINSRHLDCUM")))
     candidates = [name for name in _CANDIDATES if name not in _LATIN or high <= 0.5 * letters]
-    matches = charset_normalizer.from_bytes(sample, cp_isolation=candidates, preemptive_behaviour=False)
-    return [(match.could_be_from_charset, match.coherence) for match in matches]
+    best = charset_normalizer.from_bytes(sample, cp_isolation=candidates, preemptive_behaviour=False).best()
+    return best.could_be_from_charset[0] if best else ""
 
 
 def _text(data: bytes, charset: str) -> str:

@@ -19,6 +19,11 @@ def clean(text: str) -> str:
     text = text.removeprefix("\ufeff")
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return without_controls(text)
+
+
+def without_controls(text: str) -> str:
+    """A part of a cleaned document whose entities or escapes were expanded after the cleaning."""
     text = _SPACE_LIKE.sub(" ", text)
     text = _INVISIBLE.sub("", text)
     return _LONE_SURROGATE.sub("\ufffd", text)

@@ -42,16 +42,54 @@ def find_files(paths: Iterable[str | Path]) -> list[tuple[Path, str]]:
     return list(found.items())
 
 
-def _walk(root: Path) -> list[tuple[Path, Path]]:
-    """All files under ``root``, real entries first, so that a file has its own name rather than a link's."""
+def skipped_links(paths: Iterable[str | Path]) -> list[tuple[str, str]]:
+    """The symbolic links that ``find_files`` meets and does not follow: those out of their folder, and dangling ones.
+
+    A link to a file that is read anyway, under another of the paths, is none of them.
+
+    Args:
+        paths: As for ``find_files``.
+
+    Returns:
+        Pairs of the name to show and the reason, in sorted order for each path.
+
+    Raises:
+        MissingPathError: A folder cannot be listed.
+    """
+    given = list(map(Path, paths))
+    read: set[Path] = set()
+    left_out: dict[Path, Path | None] = {}
+    for path in given:
+        read.update([resolved for resolved, _ in _walk(path, left_out)] if path.is_dir() else [path.resolve()])
+    folders = [path.resolve() for path in given if path.is_dir()]
+    return [
+        (_source_name(link), f"a link out of the folder, to {_source_name(target)}" if target else "a dangling link")
+        for link, target in left_out.items()
+        if target is None or (target not in read and target not in folders)
+    ]
+
+
+def _walk(root: Path, left_out: dict[Path, Path | None] | None = None) -> list[tuple[Path, Path]]:
+    """All files under ``root``, real entries first, so that a file has its own name rather than a link's.
+
+    ``left_out`` takes the links that are not followed, each with its target (None if it has none).
+    """
     home = root.resolve()
+    outside: dict[Path, Path | None] = {}
     found: dict[Path, Path] = {}
     entered: set[Path] = set()
     links: list[Path] = []
     folders = [root]
     while folders or links:
         if not folders:
-            _follow(links.pop(), home, found, folders)
+            link = links.pop()
+            target = _target(link)
+            if target is None or not target.is_relative_to(home):
+                outside[link] = target
+            elif target.is_dir():
+                folders.append(link)
+            elif target.is_file():
+                found.setdefault(target, link)
             continue
         folder = folders.pop()
         if folder.resolve() in entered:  # a cycle of links
@@ -64,6 +102,8 @@ def _walk(root: Path) -> list[tuple[Path, Path]]:
                 folders.append(Path(entry.path))
             elif entry.is_file():
                 found.setdefault(Path(entry.path).resolve(), Path(entry.path))
+    if left_out is not None:
+        left_out.update(sorted(outside.items(), key=lambda pair: pair[0].parts))
     return sorted(found.items(), key=lambda pair: pair[1].parts)
 
 
@@ -75,18 +115,12 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         raise MissingPathError(f"cannot list folder {folder}: {error.strerror}") from error
 
 
-def _follow(link: Path, home: Path, found: dict[Path, Path], folders: list[Path]) -> None:
-    """Take a link's target in, if it stays within ``home``."""
+def _target(link: Path) -> Path | None:
+    """What a link leads to; None if it is dangling, or leads to itself (RuntimeError before Python 3.13)."""
     try:
-        target = link.resolve(strict=True)
-    except (OSError, RuntimeError):  # dangling, or a link to itself (RuntimeError before Python 3.13)
-        return
-    if not target.is_relative_to(home):
-        return
-    if target.is_dir():
-        folders.append(link)
-    elif target.is_file():
-        found.setdefault(target, link)
+        return link.resolve(strict=True)
+    except (OSError, RuntimeError):
+        return None
 
 
 def _source_name(path: Path) -> str:

@@ -5,9 +5,11 @@ import pytest
 
 from bifolio.corpus.charset import decode
 from bifolio.corpus.cleaning import clean
+from bifolio.corpus.labels import codec_of
 from bifolio.errors import DocumentError, SkippedDocument
 
 RUSSIAN = "В начале было слово, и слово было у Бога. Все люди рождаются свободными и равными в достоинстве. "
+CZECH = "Všichni lidé rodí se svobodní a sobě rovní co do důstojnosti a práv. Jsou nadáni rozumem. "
 JAPANESE = "日本語の文章です。これは試験のための段落であり、漢字とかなが混ざっています。" * 2
 CHINESE = "人人生而自由,在尊严和权利上一律平等。他们赋有理性和良心,并应以兄弟关系的精神相对待。" * 2
 
@@ -28,6 +30,20 @@ CHINESE = "人人生而自由,在尊严和权利上一律平等。他们赋有�
         (CHINESE, "gb18030", "gb18030"),
         ("모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.", "euc_kr", "cp949"),
         ("כל בני האדם נולדו בני חורין ושווים בערכם ובזכויותיהם.", "cp1255", "cp1255"),
+        (CZECH, "cp1250", "cp1250"),
+        (CZECH, "iso8859-2", "iso8859_2"),
+        ("Wszyscy ludzie rodzą się wolni i równi pod względem swej godności i praw.", "iso8859-2", "iso8859_2"),
+        ("Wszyscy ludzie rodzą się wolni i równi pod względem swej godności i praw.", "cp1250", "cp1250"),
+        ("Všetci ľudia sa rodia slobodní a sebe rovní, čo sa týka ich dôstojnosti.", "iso8859-2", "iso8859_2"),
+        ("Всі люди народжуються вільними і рівними у своїй гідності та правах.", "koi8-u", "koi8_u"),
+        ("Всі люди народжуються вільними і рівними у своїй гідності та правах.", "cp1251", "cp1251"),
+        ("Minden emberi lény szabadon születik és egyenlő méltósága és joga van.", "iso8859-2", "cp1250"),
+        ("Größe Höhe Größe Höhe", "cp1252", "cp1252"),
+        (RUSSIAN, "iso8859-5", "iso8859_5"),
+        (JAPANESE, "iso2022_jp", "iso2022_jp"),
+        ("Bütün insanlar hür, haysiyet ve haklar bakımından eşit doğarlar.", "cp1254", "cp1254"),
+        ("Øll menniskju eru fødd fræls og jøvn til virðingar og mannarættindi.", "cp1252", "cp1252"),
+        ("Tout moun fèt lib, egal ego pou diyite kou wè dwa.", "cp1252", "cp1252"),
         ("Όλοι οι άνθρωποι γεννιούνται ελεύθεροι και ίσοι στην αξιοπρέπεια.", "cp1253", "cp1253"),
     ],
 )
@@ -63,6 +79,58 @@ def test_declared_charset_counts_for_markup_only():
     assert "łódź" in decode(page, markup=True).text
     assert decode(page, markup=True).warnings == ("decoded as iso-8859-2",)
     assert "łódź" not in decode(page).text
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("text", ["Größe – „groß“ " * 3, CHINESE, RUSSIAN])
+def test_one_bad_byte_does_not_turn_utf8_into_another_charset(charset, text):
+    data = text.encode(charset)
+    decoded = decode(data + b" \xff\xe9 " + text.encode())
+    assert decoded.text == f"{text} \ufffd\ufffd {text}"
+    assert decoded.charset == "utf-8"
+    assert decoded.warnings == (f"2 places are not UTF-8, the first at byte {len(data) + 1}: read as U+FFFD",)
+
+
+@pytest.mark.parametrize("text", ["naïve 日", "naïve é", "only one 日", "only one €"])
+def test_utf8_cut_in_mid_character(text):
+    data = text.encode()[:-1]
+    decoded = decode(data)
+    assert decoded.text == text[:-1] + "\ufffd"
+    assert len(decoded.warnings) == 1 and decoded.warnings[0].startswith("1 place is not UTF-8, the first at byte ")
+
+
+def test_a_page_that_says_it_is_utf8_is_believed_if_some_of_it_is():
+    page = '<meta charset="utf-8"><p>é'.encode() + b"\xe9</p>"
+    assert decode(page, markup=True).text.endswith("<p>é\ufffd</p>")
+
+
+def test_a_western_text_with_its_only_accent_at_the_end_is_not_cut_utf8():
+    assert decode("Un café".encode("latin-1")) == ("Un café", "cp1252", ("decoded as cp1252",))
+
+
+@pytest.mark.parametrize(
+    ("label", "charset"),
+    [
+        ("ISO_8859-2:1987", "iso-8859-2"),
+        ("latin1", "cp1252"),
+        ("x-cp1251", "cp1251"),
+        ("windows-874", "cp874"),
+        ("koi8-ru", "koi8_u"),
+        ("x-sjis", "cp932"),
+        ("ks_c_5601-1987", "cp949"),
+        ("gbk", "gb18030"),
+        ("macintosh", "mac_roman"),
+        ("UTF8", "utf-8"),
+        *((label, "") for label in ("unicode_escape", "utf-7", "utf-16", "punycode", "idna", "cp037", "hex", "x-", "")),
+    ],
+)
+def test_labels_are_those_of_the_web(label, charset):
+    assert codec_of(label) == charset
+
+
+def test_python_only_codecs_are_not_honoured():
+    page = b'<meta charset="unicode_escape"><p>\\u0041 caf\xe9 au lait</p>'
+    assert decode(page, markup=True).text.endswith("<p>\\u0041 café au lait</p>")
 
 
 @pytest.mark.parametrize("label", ["no-such", "base64", "utf-8", "rot13"])

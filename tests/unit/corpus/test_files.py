@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bifolio.corpus.files import find_files
+from bifolio.corpus.files import find_files, skipped_links
 from bifolio.errors import MissingPathError
 
 
@@ -53,6 +53,25 @@ def test_links_out_of_the_folder_and_cycles_are_not_followed(tmp_path):
     (tmp_path / "docs" / "a-link.txt").symlink_to(tmp_path / "docs" / "b.txt")
     assert [path.name for path, _ in find_files([tmp_path / "docs"])] == ["b.txt"]
     assert names(find_files([tmp_path / "docs"]))[0].endswith("docs/b.txt")
+
+
+def test_links_that_are_not_followed_are_named(tmp_path, monkeypatch):
+    write(tmp_path / "secret" / "s.txt")
+    write(tmp_path / "docs" / "sub" / "b.txt")
+    monkeypatch.chdir(tmp_path)
+    Path("docs/sub/out").symlink_to(tmp_path / "secret")
+    Path("docs/s.txt").symlink_to(tmp_path / "secret" / "s.txt")
+    Path("docs/dangling").symlink_to("nowhere")
+    Path("docs/inner.txt").symlink_to("sub/b.txt")
+    Path("docs/loop").symlink_to(".")
+    secret = (tmp_path / "secret").resolve().as_posix()
+    assert skipped_links(["docs"]) == [
+        ("docs/dangling", "a dangling link"),
+        ("docs/s.txt", f"a link out of the folder, to {secret}/s.txt"),
+        ("docs/sub/out", f"a link out of the folder, to {secret}"),
+    ]
+    assert skipped_links(["docs", "secret"]) == [("docs/dangling", "a dangling link")]
+    assert skipped_links(["secret/s.txt"]) == []
 
 
 def test_links_into_hidden_folders_of_the_same_root_are_followed(tmp_path):

@@ -76,6 +76,27 @@ def test_marks_are_lines_of_the_source():
     assert [m.start for m in found.marks] == sorted(m.start for m in found.marks)
 
 
+@pytest.mark.parametrize(
+    "between", ["<nav\n class='x'\n>gone\n<b\n>gone</b>\n</nav>", "<!--\n--><script\n\n>a\n</script>"]
+)
+def test_lines_after_what_is_left_out(between):
+    found = read(f"<body>\n<p>first</p>\n<div>\n{between} tail\n second</div></body>")
+    line = 4 + between.count("\n")
+    assert [(mark.line, found.text[mark.start :].split()[0]) for mark in found.marks] == [
+        (2, "first"),
+        (line, "tail"),
+        (line + 1, "second"),
+    ]
+
+
+def test_controls_from_entities_are_cleaned():
+    found = read(
+        "<title>a&#27;b&#1;&#11;c</title><h1>x&#27;y&#12;z</h1><p>one&#1;two&#11;three&#13;four</p><pre>a&#8;b</pre>"
+    )
+    assert (found.title, found.text) == ("ab c", "xy z\n\nonetwo three four\n\nab")
+    assert found.headings[0].title == "xy z"
+
+
 def test_marks_go_on_beyond_what_libxml2_counts():
     found = read("<p>x</p>\n" * 65_600 + "<p>last</p>")
     assert (found.marks[-1].line, found.text[found.marks[-1].start :]) == (65_601, "last")
@@ -179,6 +200,29 @@ def test_any_depth_is_read(page):
     found = read(page + "<p>and after</p>")
     assert "deep text" in found.text and "and after" in found.text
     assert found.warnings == ("HTML nested too deeply: read without its structure",)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<!-- --> " * 20_000 + "x",
+        "<!--" + "-->" * 20_000 + "x",
+        "<!doctype html [" * 20_000 + "x",
+        "<!doctype html [" + "] " * 20_000 + "x",
+        "<?xml " * 20_000 + "x",
+        "<?xml?>" * 20_000 + "x",
+    ],
+)
+def test_hostile_prologues_are_read_in_time(page):
+    assert isinstance(read(page).text, str)
+
+
+def test_declarations_within_the_body_are_left_alone():
+    found = read("<p>before</p>\n<p>x <?xml y?> z</p><p>a [b] &lt;!doctype html [kept]&gt; c</p>")
+    assert found.text == "before\n\nx z\n\na [b] <!doctype html [kept]> c"
+    kept = read("<p>before</p><!doctype html [ <p>in the middle</p> ]> <p>after</p>").text
+    assert "in the middle" in kept and "after" in kept
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+import pytest
+
 from bifolio.corpus.readers.markdown import read_markdown
 
 PAGE = """\
@@ -75,6 +77,48 @@ def test_prose_between_two_rules_is_no_front_matter():
     found = read(text)
     assert (found.text, found.metadata) == (text, {})
     assert read("---\nkey: never closed\n").metadata == {}
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "\nkey: after a blank line\n",
+        "key: before a blank line\n\n",
+        "key: value\n\nother: value\n",
+        "# Slide one\n\n- point\n",
+        "# Slide one\n",
+        "- a\n- b\n",
+        "    code: x\n    more: y\n",
+        "key: value\n- bullet\n",
+        "key: value\n}\n",
+        "Warning: do not open\n",
+        "Q: what is it?\nA: a dialogue\n",
+        "this is no key: really\n",
+        "see: http\nand then some prose\n",
+    ],
+)
+def test_what_may_be_content_is_content(inside):
+    text = f"---\n{inside}---\nBody\n"
+    found = read(text)
+    assert (found.text, found.metadata) == (text, {})
+
+
+def test_scalars_of_front_matter():
+    found = read(
+        "---\nTitle: C# SECRET #3\nabout: |\n  one\n\n    two\nfolded: >-\n  a\n  b\n\n  c\nplain: it goes\n  on here\n"
+        "n: 3 # three\nq: 'it''s' # said\nd: \"a \\\"b\\\" #c\"\nflow: [a,\n  b,\n]\n# comment\n"
+        "deep:\n  x: 1\n---\nBody\n"
+    )
+    assert found.metadata == {
+        "Title": "C# SECRET #3",
+        "about": "one\n\n  two",
+        "folded": "a b\nc",
+        "plain": "it goes on here",
+        "n": 3,
+        "q": "it's",
+        "d": 'a "b" #c',
+    }
+    assert found.text.strip() == "Body"
 
 
 def test_hostile_markdown_is_read_in_time():

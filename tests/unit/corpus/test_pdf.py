@@ -64,6 +64,36 @@ def test_words_broken_at_a_line_end_are_joined(document):
     assert found.text == "This is an example of the Baden-Baden kind, 1990-\n2000."
 
 
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        (["an e-", "mail with an x-", "ray"], "an e-mail with an x-ray"),
+        (["the open-domain task.", "An open-", "domain task"], "the open-domain task.\nAn open-domain task"),
+        (["low-dimensional and high-", "dimensional"], "low-dimensional and high-dimensional"),
+        (["a dual model, an encoder: a dual-", "encoder"], "a dual model, an encoder: a dual-encoder"),
+        (["this is well-", "known"], "this is well-known"),
+        (["the state, state-of-the-", "art"], "the state, state-of-the-art"),
+        (["a self-atten-", "tion layer"], "a self-attention layer"),
+        (["in form, in-", "formed"], "in form, informed"),
+        (["under stand understand under-", "stand"], "under stand understand understand"),
+    ],
+)
+def test_a_hyphen_that_belongs_to_the_word_stays(document, lines, text):
+    assert document(pdf([[line.encode() for line in lines]])).text == text
+
+
+def test_a_glyph_without_a_known_letter_is_no_hyphen(document):
+    cmap = (
+        b"/CIDInit /ProcSet findresource begin 12 dict begin begincmap /CMapType 2 def 1 begincodespacerange <00><FF> "
+        b"endcodespacerange 1 beginbfrange <20><7D><0020> endbfrange 1 beginbfchar <7E><0000> endbfchar "
+        b"endcmap end end"
+    )
+    lines = [b"It is di~cult to be e~cient in an exam-", b"ple of this kind. " + b"More text. " * 20]
+    found = document(pdf([lines], to_unicode=cmap))
+    assert found.text.startswith("It is di\ufffdcult to be e\ufffdcient in an example of this kind.")
+    assert found.warnings == ("2 glyphs have no known letter: read as U+FFFD",)
+
+
 def test_pages_without_text_are_named(document):
     found = document(pdf([[], [b"text"], [], []]))
     assert found.warnings == ("no text on pages 1, 3-4",)

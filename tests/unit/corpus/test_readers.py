@@ -29,11 +29,24 @@ def test_unknown_kinds_of_text_are_plain_text(document, name):
 
 
 @pytest.mark.parametrize(
-    "start", ["<!DOCTYPE html>\n<p>", "  <html><body><p>", '<?xml version="1.0"?>\n<!DOCTYPE html><p>']
+    "start",
+    [
+        "<!DOCTYPE html>\n<p>",
+        "  <html><body><p>",
+        '<?xml version="1.0"?>\n<!DOCTYPE html><p>',
+        "\ufeff<!-- a --> <!-- b --><html><p>",
+    ],
 )
 def test_html_is_recognised_without_a_suffix(document, start):
     found = document("page", start + "Hello</p>")
     assert (found.media_type, found.text) == ("text/html", "Hello")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("comment", ["<!---->", "<!-- x -->\n", " <!-- --> --> "])
+def test_recognising_html_takes_no_time_after_many_comments(document, comment):
+    many = comment * 400
+    assert document("notes", many + "<x").media_type == "text/plain"
 
 
 def test_xml_that_is_not_html_is_plain_text(document):

@@ -82,7 +82,19 @@ def test_escaped_surrogates_and_controls_are_cleaned(records):
 
 
 def test_an_empty_text_is_a_warning_not_a_failure(records):
-    assert records("a.jsonl", '{"text": " "}\n{"text": "x"}')[0].warnings == ("line 1: no text",)
+    found = records("a.jsonl", '{"text": " "}\n{"text": "x"}')
+    assert {one.text: one.warnings for one in found} == {"x": (), " ": ("line 1: no text",)}
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "empty", "line"), [("a.jsonl", "", '{"text": ""}\n', 1), ("a.tsv", "text\tid\n", "\t{}\n", 2)]
+)
+def test_many_empty_texts_are_counted(records, name, head, empty, line):
+    found = records(name, head + "".join(empty.replace("{}", str(number)) for number in range(20_000)))
+    ids = range(1, 20_001) if name == "a.jsonl" else range(20_000)
+    assert [one.member for one in found] == [str(number) for number in ids]
+    assert [one.warnings for one in found[:-1]] == [()] * 19_999
+    assert found[-1].warnings == (f"lines {line}, {line + 1}, {line + 2} and 19997 more: no text",)
 
 
 def test_records_are_streamed(tmp_path):

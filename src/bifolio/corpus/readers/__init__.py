@@ -32,14 +32,14 @@ _WHOLE_FILES: dict[str, Callable[[bytes], Document]] = {
     "html": read_html,
 }
 _HEAD = 8192
-_HTML = re.compile(
-    rb"\s*(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b",
-    re.IGNORECASE | re.DOTALL,
-)
+_BEFORE_HTML = re.compile(rb"\s+|\xef\xbb\xbf|<\?[^>]*>|<!--.*?-->", re.DOTALL)
+_HTML = re.compile(rb"<(?:!doctype\s+html|html)\b", re.IGNORECASE)
 
 
 def read(path: Path, *, as_passages: bool = False) -> Iterator[Document]:
     """Read the documents of one file, in order. JSONL and TSV are streamed, so an error may follow some documents.
+
+    A record without text may come later than those with text that follow it: the last of them tells of all.
 
     The suffix decides on the format; a file without a known one is read as what its first bytes look like.
 
@@ -97,4 +97,7 @@ def _read(path: Path, as_passages: bool) -> Iterator[Document]:
 def _sniff(head: bytes) -> str:
     if head.startswith(b"%PDF-"):
         return "pdf"
-    return "html" if _HTML.match(head) else "text"
+    position = 0
+    while match := _BEFORE_HTML.match(head, position):  # one by one: a repeated group would try all ways to divide them
+        position = match.end()
+    return "html" if _HTML.match(head, position) else "text"

@@ -9,15 +9,18 @@ import re
 from typing import Any
 
 from bifolio.corpus.charset import decode
-from bifolio.corpus.cleaning import clean
+from bifolio.corpus.cleaning import clean, without_controls
 from bifolio.corpus.readers.boilerplate import Level, Page
 from bifolio.corpus.readers.layout import Rendered, render
 from bifolio.errors import MissingExtraError
 from bifolio.types import Document
 
-_PROLOGUE = re.compile(r"\s*<\?xml[^>]*\?>|<!doctype[^>\[]*\[.*?\]\s*>", re.IGNORECASE | re.DOTALL)
+_PROLOGUE = re.compile(
+    r"\s+|<!--.*?-->|(?P<declaration><\?[^>]*>)|(?P<subset><!doctype[^>\[]*\[.*?\]\s*>)", re.IGNORECASE | re.DOTALL
+)
 _MAIN_SHARE = 0.5  # of the body without its boilerplate
 _LEAST_SHARE = 0.2  # of the body with it: below that, what was removed was the content
+_FEW = 0.5  # of the page: less is worth a warning
 _NESTING = re.compile(r"</?(?!(?:h[1-6]|p|br|pre|script|style|title|head|body|html|!)\b)[a-z][^<>]*>", re.IGNORECASE)
 _TOO_DEEP = "HTML nested too deeply: read without its structure"
 
@@ -31,14 +34,19 @@ def read_html(data: bytes) -> Document:
         MissingExtraError: lxml is not installed.
     """
     decoded = decode(data, markup=True)
-    source = _PROLOGUE.sub(_blank, clean(decoded.text), count=2)
+    source = _without_declarations(clean(decoded.text))
     root, too_deep = _parse(source)
     if too_deep:
         root, _ = _parse(_NESTING.sub(_blank, source))
     rendered, title = Rendered(), ""
+    warnings = [*decoded.warnings, *((_TOO_DEEP,) if too_deep else ())]
     if root is not None:
-        rendered = _main_content(Page(root))
+        page = Page(root)
+        rendered = _main_content(page)
         title = _title(root)
+        if rendered.size < _FEW * page.size:
+            share = 100 * (1 - rendered.size / page.size)
+            warnings.append(f"{share:.0f} % of the page's text was taken for navigation")
     if not title:
         title = next((heading.title for heading in rendered.headings if heading.level == 1), "")
     return Document(
@@ -47,13 +55,22 @@ def read_html(data: bytes) -> Document:
         media_type="text/html",
         headings=rendered.headings,
         marks=rendered.marks,
-        warnings=(*decoded.warnings, *((_TOO_DEEP,) if too_deep else ())),
+        warnings=tuple(warnings),
     )
 
 
 def _blank(match: re.Match[str]) -> str:
     """As many lines without anything on them."""
     return " " + "\n" * match[0].count("\n")
+
+
+def _without_declarations(source: str) -> str:
+    """The page with blanks for what XML has before the root element and HTML does not."""
+    parts, position = [], 0
+    while match := _PROLOGUE.match(source, position):
+        parts.append(_blank(match) if match.lastgroup else match[0])
+        position = match.end()
+    return "".join((*parts, source[position:]))
 
 
 def _parse(source: str) -> tuple[Any, bool]:
@@ -89,5 +106,5 @@ def _title(root: Any) -> str:
     for title in root.iter("title"):
         parent = title.getparent()
         if parent is None or parent.tag in {"head", "html", "body"}:  # not the title of an SVG drawing
-            return " ".join((title.text or "").split())
+            return " ".join(without_controls(title.text or "").split())
     return ""

@@ -1,4 +1,8 @@
-"""The text of an HTML tree: blocks become lines, and every line knows its line in the source."""
+"""The text of an HTML tree: blocks become lines, and every line knows its line in the source.
+
+The lines are libxml2's up to 65,535. Beyond, and after an end tag that spans lines, they are counted from the text
+alone, so that a tag which spans lines makes what follows it a little too early.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
+from bifolio.corpus.cleaning import without_controls
 from bifolio.types import Heading, Mark
 
 _PARAGRAPHS = frozenset(
@@ -53,8 +58,9 @@ def render(root: Any, dropped: Set[Any]) -> Rendered:
         if skipped is not None:
             if event == "end" and element is skipped:
                 skipped = None
-                writer.pass_over(element)
                 writer.text(element.tail)
+            else:
+                writer.pass_over(event, element)
         elif not isinstance(element.tag, str):  # a comment counts for its lines, and its tail is text
             writer.line += (element.text or "").count("\n")
             writer.text(element.tail)
@@ -62,6 +68,7 @@ def render(root: Any, dropped: Set[Any]) -> Rendered:
             writer.sync(element.sourceline)
             if element in dropped:
                 skipped = element
+                writer.pass_over(event, element)
                 continue
             _open(writer, element, layout)
             writer.text(_first_text(writer, element))
@@ -186,9 +193,12 @@ class _Writer:
         if sourceline and sourceline < _LAST_KNOWN_LINE:
             self.line = sourceline
 
-    def pass_over(self, element: Any) -> None:
-        """Count the lines of an element that is left out."""
-        self.line += sum(text.count("\n") for text in element.itertext())
+    def pass_over(self, event: str, element: Any) -> None:
+        """Count the lines of what is left out."""
+        if event == "start":
+            self.sync(element.sourceline)
+        texts = {"start": (element.text,), "end": (element.tail,), "comment": (element.text, element.tail)}[event]
+        self.line += sum(text.count("\n") for text in texts if text)
 
     def gap(self, breaks: int) -> None:
         """Ask for line breaks before the next text."""
@@ -212,7 +222,7 @@ class _Writer:
         """Write a text node."""
         if not text:
             return
-        text = text.replace("\xad", "")
+        text = without_controls(text.replace("\xad", "").replace("\r", " "))  # as entities bring them
         if self.verbatim:
             self._verbatim(text)
             return

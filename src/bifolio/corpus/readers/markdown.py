@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import textwrap
+from collections.abc import Sequence
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -14,9 +16,12 @@ from bifolio.corpus.cleaning import clean
 from bifolio.types import Document, Heading
 
 _FRONT_MATTER = re.compile(r"---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
-_ENTRY = re.compile(r"""(["']?)([\w][\w .-]*)\1[ \t]*:(?:[ \t]+(.*))?$""")
+_ENTRY = re.compile(r"""(["']?)([^\W\d][\w.-]*)\1[ \t]*:(?:[ \t]+(.*))?$""")
+_BLOCK_SCALAR = re.compile(r"([|>])[-+0-9]*[ \t]*(?:#.*)?")
+_QUOTED = re.compile(r"""(?:"((?:[^"\\]|\\.)*)"|'((?:[^']|'')*)')[ \t]*(?:#.*)?""")
 _COMMENT = re.compile(r"(?:^|\s)#.*$")
 _NESTED = tuple("[{|>&*!@`%")
+_USUAL_KEYS = frozenset({"title", "author", "date", "tags", "layout", "slug", "category"})
 _INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
@@ -45,36 +50,71 @@ def read_markdown(data: bytes) -> Document:
 def _split_front_matter(text: str) -> tuple[str, dict[str, str | int | float | bool]]:
     """The text with as many empty lines in place of YAML front matter, and the plain scalars in it."""
     match = _FRONT_MATTER.match(text)
-    if match is None:
+    entries = _entries(match[1].split("\n")[:-1]) if match else None
+    if match is None or entries is None:
         return text, {}
     metadata: dict[str, str | int | float | bool] = {}
-    for line in match[1].splitlines():
-        if not line.strip() or line.startswith((" ", "\t", "#", "- ", "]", "}")) or line == "-":
-            continue
-        entry = _ENTRY.match(line)
-        if entry is None:  # prose between two thematic breaks
-            return text, {}
-        value = _scalar((entry[3] or "").strip())
+    for key, lines in entries:
+        value = _value(lines)
         if value is not None:
-            metadata[entry[2].strip()] = value
+            metadata[key] = value
     return "\n" * match[0].count("\n") + text[match.end() :], metadata
+
+
+def _entries(lines: Sequence[str]) -> list[tuple[str, list[str]]] | None:
+    """The keys of a YAML mapping, each with the lines of its value; None for what may be prose between two rules.
+
+    YAML allows more, such as blank lines between keys: what is in doubt is content.
+    """
+    found: list[tuple[str, list[str]]] = []
+    for line in lines:
+        entry = _ENTRY.match(line)
+        if entry is not None:
+            found.append((entry[2], [(entry[3] or "").strip()]))
+        elif not found or not _goes_on(found[-1][1][0], line):
+            return None
+        elif not line.startswith("#"):
+            found[-1][1].append(line)
+    usual = any(not key[0].isupper() or key.lower() in _USUAL_KEYS for key, _ in found)  # "Warning: do not open" is not
+    return found if usual else None
+
+
+def _goes_on(value: str, line: str) -> bool:
+    """Whether a line that is no entry may stand below one with this value."""
+    if not line.strip():
+        return bool(_BLOCK_SCALAR.fullmatch(value))
+    if line.startswith("- ") or line == "-":
+        return not value
+    return line[0] in " \t#" or (line[0] in "]}" and value[:1] in {"[", "{"})
+
+
+def _value(lines: Sequence[str]) -> str | int | float | bool | None:
+    """The scalar that these lines are; None for lists, mappings and null."""
+    first, rest = lines[0], list(lines[1:])
+    block = _BLOCK_SCALAR.fullmatch(first)
+    if block:
+        literal = textwrap.dedent("\n".join(rest)).strip("\n")
+        return literal if block[1] == "|" else re.sub(r"\n(\n*)", lambda match: match[1] or " ", literal)
+    if not first and rest:
+        return None
+    return _scalar(" ".join([first, *(line.strip() for line in rest)]))
 
 
 def _scalar(source: str) -> str | int | float | bool | None:
     """A YAML scalar's value; None for what is no plain scalar."""
-    if source[:1] in {'"', "'"}:
-        end = source.rfind(source[0])
-        return source[1:end] if end > 0 else None
-    source = _COMMENT.sub("", source).strip()
-    if not source or source.startswith(_NESTED) or source.lower() in {"null", "~"}:
+    quoted = _QUOTED.fullmatch(source)
+    if quoted:
+        return quoted[2].replace("''", "'") if quoted[1] is None else re.sub(r'\\(["\\/])', r"\1", quoted[1])
+    bare = _COMMENT.sub("", source).strip()
+    if not bare or bare.startswith(_NESTED) or bare.lower() in {"null", "~"}:
         return None
-    if source.lower() in {"true", "false"}:
-        return source.lower() == "true"
-    if _INTEGER.fullmatch(source):
-        return int(source)
-    if _DECIMAL.fullmatch(source) and math.isfinite(float(source)):
-        return float(source)
-    return source
+    if bare.lower() in {"true", "false"}:
+        return bare.lower() == "true"
+    if _INTEGER.fullmatch(bare):
+        return int(bare)
+    if _DECIMAL.fullmatch(bare) and math.isfinite(float(bare)):
+        return float(bare)
+    return source  # with its "#": more titles have one than comments
 
 
 def _headings(text: str) -> tuple[Heading, ...]:

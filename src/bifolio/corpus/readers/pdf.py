@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,14 @@ _CID = re.compile(r"\(cid:\d+\)")
 _UNREADABLE = re.compile("[\x00-\x08\x0e-\x1f\x80-\x9f\ue000-\uf8ff\ufffd\uffff\U000f0000-\U0010ffff]")
 _TOO_UNREADABLE = 0.3  # bullets of symbol fonts stay far below
 _WORTH_A_WARNING = 0.05
-# PDFium puts U+FFFE (formerly U+0002) where it took a hyphen at a line end for one that the typesetter added.
-_BROKEN_WORD = re.compile(r"(?<=[^\W\d_])(?:[-\u00ad\u2010][ \t]*\n|[\ufffe\x02][ \t]*\n?)[ \t]*(?=([^\W\d_]?))")
+_LETTER = r"[^\W\d_]"
+# PDFium puts U+FFFE (formerly U+0002) for a hyphen at a line end, and U+FFFE for a glyph without a known letter too.
+_HYPHEN_CODES = (2, 0xFFFE)
+_BREAK = r"(?:[-\u00ad\u2010][ \t]*\n|[\ufffe\x02][ \t]*\n?)[ \t]*"
+_MARK = re.compile("[\ufffe\x02]")
+_BROKEN_WORD = re.compile(rf"(-?)(?<!{_LETTER})({_LETTER}+)({_BREAK})(?=({_LETTER}*))")
+_WORD = re.compile(rf"{_LETTER}+(?:-{_LETTER}+)*")
+_COMPOUNDS = frozenset({"self", "well"})
 _NO_TITLE = re.compile(
     r"untitled|microsoft (?:word|powerpoint|excel)\b.*|document\d*|\W*"
     r"|.*\.(?:docx?|pptx?|xlsx?|od[tps]|rtf|tex|dvi|e?ps|pdf|indd|qxd|fm|jpe?g|png|tiff?|html?|txt)",
@@ -51,13 +58,16 @@ def read_pdf(path: Path) -> Document:
             title = _title(pdf)
         finally:
             pdf.close()
-    pages = [_BROKEN_WORD.sub(_join, page.replace("\r\n", "\n").replace("\r", "\n")) for page in raw]
+    pages = _whole_words([page.replace("\r\n", "\n").replace("\r", "\n") for page in raw])
     if not any(page.strip() for page in pages):
         raise DocumentError("no text layer (a scan?): needs OCR")
+    unreadable = "".join(pages).count("\ufffd")
     share = _unreadable_share("".join(pages))
     if share > _TOO_UNREADABLE:
         raise DocumentError(f"text layer is not text ({share:.0%} of glyphs unreadable): needs OCR".replace("%", " %"))
-    return _document([_TRAILING.sub("", clean(page)).strip() for page in pages], title, share, broken)
+    return _document(
+        [_TRAILING.sub("", clean(page)).strip() for page in pages], title, _unreadable(share, unreadable), broken
+    )
 
 
 def _pages(pdf: Any, failure: type[Exception]) -> tuple[list[str], list[int]]:
@@ -73,7 +83,7 @@ def _pages(pdf: Any, failure: type[Exception]) -> tuple[list[str], list[int]]:
         try:
             layer = page.get_textpage()
             try:
-                texts.append(layer.get_text_range())
+                texts.append(_text(layer))
             finally:
                 layer.close()
         finally:
@@ -81,7 +91,19 @@ def _pages(pdf: Any, failure: type[Exception]) -> tuple[list[str], list[int]]:
     return texts, broken
 
 
-def _document(pages: Sequence[str], title: str, share: float, broken: Sequence[int]) -> Document:
+def _text(layer: Any) -> str:
+    """A page's text, glyphs without a known letter (as ligatures often are) being U+FFFD."""
+    text: str = layer.get_text_range()
+    if "\ufffe" not in text:
+        return text
+    from pypdfium2.raw import FPDFText_GetUnicode
+
+    codes = [FPDFText_GetUnicode(layer, index) for index in range(layer.count_chars())]
+    marks = iter([code for code in codes if not code or code in _HYPHEN_CODES])
+    return re.sub("\ufffe", lambda match: match[0] if next(marks, 2) else "\ufffd", text)
+
+
+def _document(pages: Sequence[str], title: str, unreadable: str, broken: Sequence[int]) -> Document:
     parts: list[str] = []
     marks: list[Mark] = []
     position = 0
@@ -99,8 +121,8 @@ def _document(pages: Sequence[str], title: str, share: float, broken: Sequence[i
         warnings.append(f"damaged: {_numbers(broken)}")
     if bare:
         warnings.append(f"no text on {_numbers(bare)}")
-    if share > _WORTH_A_WARNING:
-        warnings.append(f"{100 * share:.0f} % of glyphs unreadable")
+    if unreadable:
+        warnings.append(unreadable)
     return Document(
         text="\n\n".join(parts),
         title=title,
@@ -110,11 +132,43 @@ def _document(pages: Sequence[str], title: str, share: float, broken: Sequence[i
     )
 
 
-def _join(match: re.Match[str]) -> str:
-    """Nothing between the halves of a word that goes on in lower case; otherwise the hyphen is the author's."""
-    if match[1].islower():
-        return ""
-    return re.sub("[\ufffe\x02]", "-", match[0])
+def _whole_words(pages: Sequence[str]) -> list[str]:
+    """The pages with the words whole that a line end broke, and with the hyphens that are the author's."""
+    known: Counter[str] = Counter()
+    for page in pages:
+        unbroken = re.sub(rf"(?<!{_LETTER}){_LETTER}+{_BREAK}{_LETTER}*", " ", page)
+        for word in _WORD.findall(unbroken.casefold()):
+            known[word] += 1
+            for part in word.split("-")[1:]:
+                known[f"-{part}"] += 1
+
+    def join(match: re.Match[str]) -> str:
+        hyphen, first, gap, second = match.groups()
+        if second[:1].islower() and not _is_compound(first.casefold(), second.casefold(), bool(hyphen), known):
+            return f"{hyphen}{first}"
+        return f"{hyphen}{first}-" if second else f"{hyphen}{first}{_MARK.sub('-', gap)}"
+
+    return [_BROKEN_WORD.sub(join, page) for page in pages]
+
+
+def _is_compound(first: str, second: str, is_part: bool, known: Counter[str]) -> bool:
+    """Whether the hyphen between two halves belongs to the word. What the document has elsewhere decides."""
+    joined, hyphenated = known[first + second], known[f"{first}-{second}"]
+    if joined or hyphenated:
+        return hyphenated > joined
+    if len(first) == 1 or (first in _COMPOUNDS and len(second) > 4):
+        return True
+    if is_part:  # state-of-the-art, but not self-atten-tion
+        return bool(known[first])
+    return min(len(first), len(second)) > 3 and bool((known[first] and known[second]) or known[f"-{second}"])
+
+
+def _unreadable(share: float, count: int) -> str:
+    """A warning, or ""."""
+    if share > _WORTH_A_WARNING:
+        return f"{100 * share:.0f} % of glyphs unreadable"
+    glyphs = "1 glyph has" if count == 1 else f"{count} glyphs have"
+    return f"{glyphs} no known letter: read as U+FFFD" if count else ""
 
 
 def _unreadable_share(text: str) -> float:

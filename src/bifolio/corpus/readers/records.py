@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +19,7 @@ from bifolio.types import Document, Mark
 
 _UNDECODABLE = re.compile("[\udc80-\udcff]")
 _LONGEST_FIELD = 2**31 - 1
+_NAMED = 3  # records without text
 
 
 def read_jsonl(path: Path, whole: bool) -> Iterator[Document]:
@@ -33,6 +35,10 @@ def read_jsonl(path: Path, whole: bool) -> Iterator[Document]:
     Raises:
         DocumentError: A line is no such object, or an id appears twice.
     """
+    yield from _with_warnings(_objects(path, whole))
+
+
+def _objects(path: Path, whole: bool) -> Iterator[Document]:
     ids = _Ids()
     with _open(path, newline="\n") as file:
         for number, line in enumerate(file, 1):
@@ -55,7 +61,6 @@ def read_jsonl(path: Path, whole: bool) -> Iterator[Document]:
                 marks=(Mark(0, line=number),),
                 metadata=_scalars(metadata),
                 whole=whole,
-                warnings=_no_text(text, number),
             )
 
 
@@ -80,7 +85,7 @@ def read_tsv(path: Path, whole: bool) -> Iterator[Document]:
         header = [name.strip() for name in file.readline().rstrip("\r\n").split("\t")]
         header = [clean(name[1:-1] if name[:1] == name[-1:] == '"' else name) for name in header]
         if {"id", "text"} <= set(header):
-            yield from _rows(file, header, whole)
+            yield from _with_warnings(_rows(file, header, whole))
             return
     if whole:
         raise DocumentError(f"line 1: expected a header with the columns id and text, got {', '.join(header)[:80]!r}")
@@ -115,7 +120,6 @@ def _rows(file: IO[str], header: list[str], whole: bool) -> Iterator[Document]:
             marks=(Mark(0, line=number),),
             metadata={name: value for name, value in record.items() if name not in {"id", "title", "text", ""}},
             whole=whole,
-            warnings=_no_text(text, number),
         )
 
 
@@ -178,5 +182,24 @@ def _kind(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def _no_text(text: str, number: int) -> tuple[str, ...]:
-    return () if text.strip() else (f"line {number}: no text",)
+def _with_warnings(documents: Iterator[Document]) -> Iterator[Document]:
+    """The documents, the last one without text saying how many have none.
+
+    Their number is known at the end, so each of them waits until the next or the end.
+    """
+    lines: list[str] = []
+    count, waiting = 0, None
+    for document in documents:
+        if document.text.strip():
+            yield document
+            continue
+        if waiting is not None:
+            yield waiting
+        waiting = document
+        count += 1
+        if count <= _NAMED:
+            lines.append(str(document.marks[0].line))
+    if waiting is not None:
+        more = f" and {count - _NAMED} more" if count > _NAMED else ""
+        where = f"line{'s' if count > 1 else ''} {', '.join(lines)}{more}"
+        yield replace(waiting, warnings=(f"{where}: no text",))
