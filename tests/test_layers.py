@@ -14,7 +14,8 @@ LAYER = {
     "marginal": 1, "segments": 1, "decode": 1, "cite": 1, "topk": 1, "weights": 1,
     "corpus": 2, "encoders": 2, "indexes": 2, "generators": 2, "models": 2,
     "catalogue": 3, "catalogue_file": 3, "staging": 3,
-    "vector_files": 3, "loading": 3, "retriever": 3, "ingest": 3, "collection": 3, "rag": 3,
+    "vector_files": 3, "loading": 3, "retriever": 3, "snapshot": 3, "encoding": 3, "ingest": 3, "collection": 3,
+    "rag": 3,
     "console": 5, "exits": 5, "doctor": 5, "cli": 5,
 }  # fmt: skip
 

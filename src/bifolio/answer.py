@@ -164,19 +164,7 @@ class Answer:
     def to_dict(self) -> dict[str, Any]:
         """The JSON of ``bifolio ask --json``."""
         passages = [
-            {
-                "marker": marker,
-                "id": hit.passage.id,
-                "source": hit.passage.source,
-                "place": hit.passage.place,
-                "span": list(hit.passage.span),
-                "heading": hit.passage.label,
-                "text": hit.passage.text,
-                "score": hit.score,
-                "log_prior": hit.log_prior,
-                "posterior": weight,
-                "truncated": cut,
-            }
+            {"marker": marker, **hit_facts(hit), "posterior": weight, "truncated": cut}
             for hit, marker, weight, cut in zip(self.hits, self.markers, self.weights, self.truncated, strict=True)
         ]
         no_passage = {"log_prior": self.no_passage_log_prior, "posterior": self.no_passage}
@@ -204,6 +192,21 @@ class Answer:
             },
             "model": self.model,
         }
+
+
+def hit_facts(hit: Hit) -> dict[str, Any]:
+    """A hit as JSON values, the same in ``search --json`` and ``ask --json``."""
+    passage = hit.passage
+    return {
+        "id": passage.id,
+        "source": passage.source,
+        "place": passage.place,
+        "span": list(passage.span),
+        "heading": passage.label,
+        "text": passage.text,
+        "score": hit.score,
+        "log_prior": hit.log_prior,
+    }
 
 
 def number_markers(rows: tuple[tuple[float, ...], ...], passages: int) -> tuple[int | None, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,13 +67,14 @@ class Segment:
 
 
 class Catalogue:
-    """One connection to a catalogue file, usable from any thread."""
+    """One connection to a catalogue file, usable from any thread; it closes when nobody holds it any more."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         """Use :meth:`create` or :meth:`open`."""
         self.path = path
         self._connection = connection
         self._lock = threading.RLock()
+        weakref.finalize(self, connection.close)
 
     @classmethod
     def create(cls, path: Path) -> Catalogue:
@@ -231,14 +233,24 @@ class Catalogue:
 
     def file(self, path: str) -> FileRow | None:
         """What is known of one file, by absolute path; its counts are not looked up and are 0."""
-        query = "SELECT source, path, hash, options, added, status, reason, 0, 0 FROM files WHERE path = ?"
-        rows = self._rows(query, [path])
-        return FileRow(*rows[0]) if rows else None
+        return next(iter(self._files("path = ?", [path])), None)
 
-    def passages_of(self, path: str) -> int:
-        """How many passages a file has, by absolute path."""
-        query = "SELECT count(*) FROM passages p JOIN documents d ON d.id = p.document JOIN files f ON f.id = d.file"
-        return int(self._scalar(f"{query} WHERE f.path = ?", [path]))
+    def files_like(self, source: str, hash: str) -> list[FileRow]:
+        """The file of this source, then some files of this content; counts as in :meth:`file`."""
+        return self._files("source = ? OR hash = ? ORDER BY source = ? DESC, id LIMIT 50", [source, hash, source])
+
+    def _files(self, where: str, values: Sequence[Any]) -> list[FileRow]:
+        query = "SELECT source, path, hash, options, added, status, reason, 0, 0 FROM files WHERE"
+        return [FileRow(*row) for row in self._rows(f"{query} {where}", values)]
+
+    def rows_of(self, path: str) -> range:
+        """Rows of a file's passages, by absolute path: they came in together, so there is no gap in them."""
+        query = """
+        SELECT min(p.row), count(*) FROM passages p JOIN documents d ON d.id = p.document JOIN files f ON f.id = d.file
+        WHERE f.path = ?
+        """
+        ((first, count),) = self._rows(query, [path])
+        return range(first, first + count) if count else range(0)
 
     # ---- what a writer does, inside writing() ----
 
@@ -258,7 +270,7 @@ class Catalogue:
         Another file may already go by this source (the same relative name seen from another folder): then the
         absolute path is the source.
         """
-        self._connection.execute("DELETE FROM files WHERE path = ?", [path])
+        self.drop_file(path)
         taken = "SELECT count(*) FROM files WHERE source = ?"
         names = (source, path, *(f"{path} ({number})" for number in range(2, 100)))
         source = next(name for name in names if not self._scalar(taken, [name]))
@@ -267,6 +279,14 @@ class Catalogue:
             (path, source, hash, options, added),
         )
         return int(cursor.lastrowid or 0), source
+
+    def drop_file(self, path: str) -> None:
+        """Forget a file with all that it had."""
+        self._connection.execute("DELETE FROM files WHERE path = ?", [path])
+
+    def move_file(self, path: str, to: str) -> None:
+        """The file of this absolute path is found elsewhere now."""
+        self._connection.execute("UPDATE files SET path = ? WHERE path = ?", [to, path])
 
     def set_status(self, file: int, status: str, reason: str) -> None:
         """Record how the reading of a file went."""
@@ -302,4 +322,7 @@ class Catalogue:
             taken = self.by_id(passage_id)
             if taken is None:
                 raise
-            raise UsageError(f"passage id {passage_id!r} is already used by {taken.place}") from error
+            raise UsageError(
+                f"passage id {passage_id!r} is already used by {taken.place}. If it has moved here from a file that is "
+                "read after this one, ingest again; otherwise give it another id"
+            ) from error

@@ -32,6 +32,7 @@ CREATE TABLE files (
     status TEXT NOT NULL,             -- ok | warning
     reason TEXT NOT NULL
 );
+CREATE INDEX files_hash ON files (hash);
 CREATE TABLE documents (
     id INTEGER PRIMARY KEY,
     file INTEGER NOT NULL REFERENCES files (id) ON DELETE CASCADE,
@@ -139,6 +140,10 @@ def complaints(path: Path) -> Iterator[None]:
         if "readonly" in what or "full" in what:
             raise CollectionError(f"{path.parent} cannot be written: {what}; it is as it was") from error
         raise CollectionDamagedError(f"{path} cannot be read: {what}") from error
+    except sqlite3.ProgrammingError as error:
+        if "closed" not in str(error):
+            raise
+        raise CollectionError(f"{path.parent} was closed: open it again") from error
     except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
         raise CollectionDamagedError(
             f"{path} is damaged: {error}. Restore it from a backup, or delete the folder and ingest again"

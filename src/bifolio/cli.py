@@ -18,6 +18,7 @@ import click
 
 from bifolio import exits
 from bifolio._version import __version__
+from bifolio.errors import MissingExtraError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -87,8 +88,10 @@ def _ask_options() -> type:
 
 def _threads(count: int | None) -> None:
     if count is not None:
-        import torch
-
+        try:
+            import torch
+        except ImportError as error:
+            raise MissingExtraError("torch", "models", "--threads") from error
         torch.set_num_threads(count)
 
 
@@ -143,14 +146,14 @@ def ingest(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Add files and folders to a collection and update those that changed; nothing is deleted."""
+    """Add files and folders to a collection and update those that changed; files that are gone stay."""
     from bifolio import console
     from bifolio.collection import Collection
     from bifolio.corpus.splitting import SplitOptions
 
     _threads(threads)
     how: dict[str, Any] = {"as_passages": as_passages, "split": SplitOptions(words=words, mode=split)}  # type: ignore[arg-type]
-    with console.ingest_progress(quiet=as_json) as told:
+    with exits.undoing(), console.ingest_progress(quiet=as_json) as told:
         if Collection.exists(collection):
             opened = _open(collection, device=device, dtype=dtype)
             opened.require(encoder=encoder, index=index)
@@ -165,7 +168,7 @@ def ingest(
         console.show_report(console.output(), report)
     failed = sum(file.status == "failed" for file in report.files)
     if strict and failed:
-        click.echo(f"error: {failed} of {len(report.files)} files failed (--strict)", err=True)
+        exits.tell(f"error: {failed} of {len(report.files)} files failed (--strict)")
         sys.exit(exits.FAILED)
 
 
@@ -183,35 +186,23 @@ def search(
     import time
 
     from bifolio import console
+    from bifolio.answer import hit_facts
+    from bifolio.options import AskOptions
+    from bifolio.retriever import Retriever, check_question
 
-    _threads(threads)
+    check_question(question)
+    AskOptions(k=k)
     opened = _open(collection, device=device, dtype=dtype)
+    _threads(threads)
     opened.encoder  # noqa: B018  loading the model is not searching
     started = time.perf_counter()
-    hits = opened.retrieve(question, k)
-    seconds = time.perf_counter() - started
+    found = Retriever(opened).retrieval(question, k)
+    seconds = round(time.perf_counter() - started, 4)
+    hits = found.hits
     _few(k, len(hits))
     if as_json:
-        _emit(
-            {
-                "question": question,
-                "generation": opened.generation,
-                "hits": [
-                    {
-                        "id": hit.passage.id,
-                        "source": hit.passage.source,
-                        "place": hit.passage.place,
-                        "span": list(hit.passage.span),
-                        "heading": hit.passage.label,
-                        "text": hit.passage.text,
-                        "score": hit.score,
-                        "log_prior": hit.log_prior,
-                    }
-                    for hit in hits
-                ],
-                "seconds": round(seconds, 4),
-            }
-        )
+        facts = [hit_facts(hit) for hit in hits]
+        _emit({"question": question, "generation": found.generation, "hits": facts, "seconds": seconds})
     else:
         console.show_hits(console.output(), hits, question)
     if not hits:
@@ -222,7 +213,7 @@ def _few(k: int, found: int) -> None:
     """Say that there are fewer passages than were asked for; the default does not ask."""
     given = click.get_current_context().get_parameter_source("k") is not click.core.ParameterSource.DEFAULT
     if given and found < k:
-        click.echo(f"warning: k is {k} and the collection has {found} passages: all are taken", err=True)
+        exits.tell(f"warning: k is {k} and the collection has {found} passages: all are taken")
 
 
 @cli.command()
@@ -268,6 +259,7 @@ def ask(
     _threads(threads)
     from bifolio.rag import Rag
 
+    opened.encoder  # noqa: B018  a missing one is told before the larger generator is loaded
     loaded = load_generator(generator or DEFAULT_GENERATOR, device=device, dtype=dtype)
     answer = Rag(opened, generator=loaded, no_passage=no_passage).ask(question, **options)
     _few(options["k"], len(answer.hits))
@@ -313,7 +305,7 @@ def ls(collection: str, as_json: bool) -> None:
         console.show_files(console.output(), files)
 
 
-@cli.group("models")
+@cli.group("models", cls=exits.Commands)
 def models_group() -> None:
     """Fetch and list models. Only `pull` ever downloads."""
 
@@ -349,7 +341,7 @@ def models_pull(model_ids: tuple[str, ...], force: bool, as_json: bool) -> None:
     from bifolio import console, models
 
     wanted = model_ids or (models.DEFAULT_ENCODER, models.DEFAULT_GENERATOR)
-    with console.pull_progress(quiet=as_json) as told:
+    with exits.undoing(), console.pull_progress(quiet=as_json) as told:
         paths = {model: models.pull(model, force=force, on_progress=told) for model in wanted}
     if as_json:
         _emit({"models": [{"id": model, "path": str(path)} for model, path in paths.items()]})

@@ -10,37 +10,24 @@
 
 from __future__ import annotations
 
-import logging
-import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from jaxtyping import Float32, Int64
-
-from bifolio.catalogue import Catalogue, FileRow, Segment
+from bifolio.catalogue import Catalogue, FileRow
 from bifolio.corpus.splitting import SplitOptions
-from bifolio.errors import (
-    CollectionDamagedError,
-    CollectionExistsError,
-    EncoderMismatchError,
-    NotFoundError,
-    UsageError,
-)
-from bifolio.ingest import IngestReport, OnProgress, find_sources, ingest
+from bifolio.errors import CollectionExistsError, EncoderMismatchError, UsageError
+from bifolio.ingest import IngestReport, OnProgress, Sources, find_sources, ingest
 from bifolio.loading import load_encoder
 from bifolio.models import DEFAULT_ENCODER
-from bifolio.protocols import DenseIndex, Encoder
+from bifolio.protocols import Encoder
 from bifolio.registry import resolve
 from bifolio.retriever import Retriever
+from bifolio.snapshot import Snapshot
 from bifolio.staging import beside, check_free
 from bifolio.types import Hit, Passage
-from bifolio.vector_files import live_blocks
 
-_LOG = logging.getLogger("bifolio")
 _CATALOGUE = "catalogue.sqlite"
 
 
@@ -48,35 +35,24 @@ def _silent(_: object) -> None:
     """No progress."""
 
 
-def _checked(catalogue: Catalogue) -> dict[str, Any]:
-    """The collection's own facts, those that everything else stands on being there."""
-    meta = catalogue.meta()
-    try:
-        encoder = meta["encoder"]
-        numbers = (encoder["dimension"], meta["generation"], meta["next_row"])
-        names = (encoder["model"], encoder["fingerprint"], meta["index"])
-    except (KeyError, TypeError) as error:
-        raise CollectionDamagedError(f"{catalogue.path} lacks {error}: restore it from a backup") from error
-    if not all(isinstance(n, int) for n in numbers) or not all(isinstance(n, str) for n in names):
-        raise CollectionDamagedError(f"{catalogue.path} has facts of a wrong kind: restore it from a backup")
-    return meta
-
-
 class Collection:
-    """Passages with their vectors, opened at one generation. Safe to use from many threads."""
+    """Passages with their vectors, opened at one generation. Safe to use from many threads.
+
+    An ``ingest`` writes through a connection of its own: readers are neither blocked nor see a part of it, and move on
+    to what it has made when it is done.
+    """
 
     def __init__(
         self, path: Path, catalogue: Catalogue, encoder: Encoder | None, *, device: str = "auto", dtype: str = "auto"
     ) -> None:
         """Use :meth:`build` or :meth:`open`."""
         self.path = path
-        self._folder = path.absolute()  # also after a change of the current folder
-        self._catalogue = catalogue
-        self._meta = _checked(catalogue)
+        self._now = Snapshot(path, catalogue)  # replaced as a whole, never changed: whoever reads takes it once
+        self._file = catalogue.path  # absolute: also after a change of the current folder
         self._device, self._dtype = device, dtype
         self._encoder: Encoder | None = None
-        self._index: DenseIndex | None = None
-        self._lock = threading.RLock()
+        self._loading = threading.Lock()
+        self._writing = threading.RLock()  # one ingest after the other
         self.report: IngestReport | None = None
         """What the latest ``build`` or ``ingest`` through this object did."""
         if encoder is not None:
@@ -131,11 +107,10 @@ class Collection:
             catalogue = Catalogue.create(folder / _CATALOGUE)
             try:
                 catalogue.set_meta({"encoder": asdict(loaded.spec), "index": index, "generation": 0, "next_row": 0})
-                report = cls(folder, catalogue, loaded)._ingest(
-                    sources, as_passages=as_passages, split=split, on_progress=on_progress
-                )
             finally:
-                catalogue.close()  # folds the write-ahead log into the file
+                catalogue.close()
+            with cls.open(folder, encoder=loaded) as made:  # its end folds the write-ahead log into the file
+                report = made._ingest(sources, as_passages=as_passages, split=split, on_progress=on_progress)
         opened = cls.open(path, encoder=loaded)
         opened.report = replace(report, collection=str(path))
         return opened
@@ -170,15 +145,15 @@ class Collection:
     def require(self, *, encoder: str | None = None, index: str | None = None) -> None:
         """Raise ``UsageError`` if this collection has another encoder or index than the ones asked for."""
         for name, asked, has in (
-            ("encoder", encoder, self._meta["encoder"]["model"]),
-            ("index", index, self._meta["index"]),
+            ("encoder", encoder, self._now.meta["encoder"]["model"]),
+            ("index", index, self._now.meta["index"]),
         ):
             if asked is not None and asked != has:
                 raise UsageError(f"{self.path} has {name} {has}, not {asked}: leave it out, or make a new collection")
 
     def close(self) -> None:
         """Close the catalogue; the object cannot be used afterwards."""
-        self._catalogue.close()
+        self._now.catalogue.close()
 
     def __enter__(self) -> Collection:
         return self
@@ -194,7 +169,10 @@ class Collection:
         split: SplitOptions | None = None,
         on_progress: OnProgress = _silent,
     ) -> IngestReport:
-        """Add new files and update changed ones, all in one transaction; nothing is deleted.
+        """Add new files and update changed ones, all in one transaction; what is not named or not there stays.
+
+        A file without any text now has no passages. A file that stood elsewhere and is no longer there, under this
+        name or with this content, is the same file.
 
         Raises:
             MissingPathError: a path does not exist, or there is nothing readable.
@@ -207,35 +185,39 @@ class Collection:
 
     def _ingest(
         self,
-        sources: Sequence[tuple[Path, str]],
+        sources: Sources,
         *,
         as_passages: bool,
         split: SplitOptions | None,
         on_progress: OnProgress,
     ) -> IngestReport:
-        with self._lock:
+        with self._writing:
+            writer = Catalogue.open(self._file)
             try:
                 report = ingest(
-                    self._catalogue,
-                    self.encoder,
+                    writer,
+                    lambda: self.encoder,
                     sources,
                     as_passages=as_passages,
                     options=split or SplitOptions(),
                     on_progress=on_progress,
-                    index=self._update_index,
+                    index=Snapshot(self.path, writer).save_index,
                 )
             finally:  # also after a failure this object reads the newest generation, perhaps another writer's
-                self._meta = _checked(self._catalogue)
-                self._index = None
+                self._now = Snapshot(self.path, writer)
             self.report = replace(report, collection=str(self.path))
             return self.report
 
     # ---- reading ----
 
+    def snapshot(self) -> Snapshot:
+        """The generation that this object reads now: what is asked of it is answered from that one generation."""
+        return self._now
+
     @property
     def generation(self) -> str:
         """Name of the state that this object reads."""
-        return str(self._meta["generation"])
+        return self._now.generation
 
     @property
     def encoder(self) -> Encoder:
@@ -245,17 +227,18 @@ class Collection:
             ModelMissingError: it is not in the cache.
             EncoderMismatchError: the model of that name is another one by now.
         """
-        with self._lock:
+        with self._loading:
             if self._encoder is None:
-                model = self._meta["encoder"]["model"]
+                model = self._now.meta["encoder"]["model"]
                 self._encoder = self._same(load_encoder(model, device=self._device, dtype=self._dtype))
             return self._encoder
 
     def _same(self, encoder: Encoder) -> Encoder:
-        mine, given = self._meta["encoder"]["fingerprint"], encoder.spec.fingerprint
+        spec = self._now.meta["encoder"]
+        mine, given = spec["fingerprint"], encoder.spec.fingerprint
         if mine != given:
             raise EncoderMismatchError(
-                f"{self.path} was built with encoder {mine} ({self._meta['encoder']['model']}), and this is {given} "
+                f"{self.path} was built with encoder {mine} ({spec['model']}), and this is {given} "
                 f"({encoder.spec.model}): their vectors cannot be compared. Use the first, or build a new collection"
             )
         return encoder
@@ -264,100 +247,30 @@ class Collection:
         """The best passages for a question, best first; see :meth:`bifolio.Retriever.retrieve`."""
         return Retriever(self).retrieve(question, k)
 
-    def nearest(self, query: Float32[np.ndarray, " D"], k: int) -> list[tuple[Passage, float]]:
-        """The min(k, size) passages with the largest inner product with ``query``, best first, with it."""
-        scores, rows = self._dense_index().search(query[None], k)
-        passages = self._catalogue.by_rows(rows[0].tolist())
-        if missing := [row for row in rows[0].tolist() if row not in passages]:
-            raise CollectionDamagedError(f"{self.path}: the index names rows {missing} that have no passage")
-        return [(passages[row], score) for row, score in zip(rows[0].tolist(), scores[0].tolist(), strict=True)]
-
     def passage(self, passage_id: str) -> Passage:
         """A passage by its id.
 
         Raises:
             NotFoundError: there is none.
         """
-        found = self._catalogue.by_id(passage_id)
-        if found is None:
-            raise NotFoundError(f"no passage {passage_id!r} in {self.path}; ids are in the output of search and ask")
-        return found
+        return self._now.passage(passage_id)
 
     def passages(self) -> Iterator[Passage]:
-        """All passages, in the order in which they came in."""
-        return self._catalogue.passages_between(0, int(self._meta["next_row"]))
+        """All passages, in the order in which they came in; an ingest in between does not change them."""
+        return self._now.passages()
 
     def context(self, passage_id: str, characters: int = 400) -> tuple[str, str]:
         """What stands before and after a passage in its document, up to ``characters`` each."""
-        start, end = self.passage(passage_id).span
-        text = self._catalogue.document_text(passage_id)
-        return text[max(0, start - characters) : start], text[end : end + characters]
+        return self._now.context(passage_id, characters)
 
     def files(self) -> list[FileRow]:
         """The files of the collection, by name."""
-        return self._catalogue.files()
+        return self._now.catalogue.files()
 
     def counts(self) -> tuple[int, int]:
         """Documents and passages."""
-        return self._catalogue.counts()
+        return self._now.catalogue.counts()
 
     def __len__(self) -> int:
         """How many passages there are."""
-        return self.counts()[1]
-
-    # ---- the dense index: derived from the vectors, never the truth ----
-
-    @property
-    def _dimension(self) -> int:
-        return int(self._meta["encoder"]["dimension"])
-
-    def _dense_index(self) -> DenseIndex:
-        with self._lock:
-            if self._index is None:
-                saved = self._load_index()
-                self._index = saved if saved is not None and len(saved) == len(self) else self._build_index()
-            return self._index
-
-    def _load_index(self) -> DenseIndex | None:
-        """The saved index of the generation that the catalogue reads; None if there is none that can be used."""
-        name = self._catalogue.meta().get("index_file")
-        if not name:
-            return None
-        index_class, _ = resolve("index", self._meta["index"])
-        try:
-            index: DenseIndex = index_class.load(self._folder / "index" / name)
-        except (CollectionDamagedError, FileNotFoundError) as error:
-            _LOG.warning("the saved index cannot be used and is built anew from the vectors: %s", error)
-            return None
-        return index
-
-    def _build_index(self) -> DenseIndex:
-        index_class, argument = resolve("index", self._meta["index"])
-        index: DenseIndex = index_class(self._dimension, argument)
-        live = np.array(self._catalogue.live_rows(), dtype=np.int64)
-        self._add(index, self._catalogue.segments(), live)
-        return index
-
-    def _add(self, index: DenseIndex, segments: Sequence[Segment], rows: Int64[np.ndarray, " N"]) -> None:
-        for vectors, ids in live_blocks(self._folder / "vectors", segments, self._dimension, rows):
-            try:
-                index.add(vectors, ids)
-            except UsageError as error:  # the vectors were in order when they were written
-                raise CollectionDamagedError(
-                    f"{self.path / 'vectors'}: {error}. Restore it from a backup or ingest again"
-                ) from error
-
-    def _update_index(self, segment: Segment | None, removed: bool) -> None:
-        """Inside an ingest's transaction: save the index that belongs to the generation about to be committed."""
-        if self._meta["index"] == "exact":  # the vectors are the index
-            return
-        index = None if removed else self._load_index()
-        if index is not None and segment is not None:
-            rows = np.arange(segment.first_row, segment.first_row + segment.rows, dtype=np.int64)
-            self._add(index, [segment], rows)
-        if index is None or len(index) != len(self):
-            index = self._build_index()
-        (self._folder / "index").mkdir(exist_ok=True)
-        name = f"{self._catalogue.meta()['generation']}-{secrets.token_hex(4)}.index"
-        index.save(self._folder / "index" / name)
-        self._catalogue.set_meta({"index_file": name})
+        return len(self._now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -83,8 +84,9 @@ def snippet(text: str, question: str, width: int = _SNIPPET) -> Text:
     places = [m.span() for m in re.finditer(r"\w+", flat) if m.group().lower() in words]
     start = 0
     if len(flat) > width:
-        starts = [max(0, min(a - 30, len(flat) - width)) for a, _ in places] or [0]
-        start = max(starts, key=lambda s: (sum(s <= a and b <= s + width for a, b in places), -s))
+        begins, ends = [a for a, _ in places], [b for _, b in places]  # both ascend: words do not overlap
+        starts = [max(0, min(a - 30, len(flat) - width)) for a in begins] or [0]
+        start = max(starts, key=lambda s: (bisect_right(ends, s + width) - bisect_left(begins, s), -s))
         start = flat.find(" ", start) + 1 if start else 0
     shown = Text(("…" if start else "") + flat[start : start + width] + ("…" if start + width < len(flat) else ""))
     for a, b in places:

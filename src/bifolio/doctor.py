@@ -71,13 +71,20 @@ def _machine() -> dict[str, Any]:
     facts: dict[str, Any] = {"cpus": os.cpu_count(), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set")}
     if importlib.util.find_spec("torch") is None:
         return facts
+    try:
+        return facts | _torch()
+    except Exception as error:  # a broken installation is what people run this for
+        return facts | {"torch": f"cannot be used: {type(error).__name__}: {error}"}
+
+
+def _torch() -> dict[str, Any]:
     import torch
 
     from bifolio.weights import pick_device, pick_dtype
 
     device = pick_device("auto")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return facts | {
+    return {
         "torch_threads": torch.get_num_threads(),
         "cuda": torch.version.cuda or "no (CPU build of torch)",
         "gpus": ", ".join(gpus) or "none",

@@ -7,7 +7,8 @@
     ├── NotFoundError (LookupError)  exit 1: a passage id that the collection does not have, an empty result
     ├── MissingPathError             exit 2: a file or folder that does not exist, or that holds nothing readable
     ├── DocumentError                one document cannot be read; an ingest reports it and goes on
-    │   └── SkippedDocument          not an error of the file: a kind that is not read (binary, empty)
+    │   └── SkippedDocument          not an error of the file: a kind that is not read (binary)
+    │       └── EmptyDocument        it can be read, and there is no text in it
     ├── CollectionError              the collection as a whole
     │   ├── CollectionMissingError   no collection at this path
     │   ├── CollectionExistsError    something is already there and will not be overwritten
@@ -56,7 +57,11 @@ class DocumentError(BifolioError):
 
 
 class SkippedDocument(DocumentError):
-    """The document is of a kind that is not read (binary data, an empty file, an unknown format)."""
+    """The document is of a kind that is not read (binary data, an unknown format)."""
+
+
+class EmptyDocument(SkippedDocument):
+    """The document can be read, and there is no text in it."""
 
 
 class CollectionError(BifolioError):

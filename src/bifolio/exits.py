@@ -10,6 +10,8 @@ import io
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 import click
@@ -24,7 +26,17 @@ _TRACEBACK = "BIFOLIO_TRACEBACK"
 
 
 class Commands(click.Group):
-    """A group whose commands may lose their reader: click would make that exit code 1, which means something here."""
+    """A group whose commands may lose their reader: click would make that exit code 1, which means something here.
+
+    Without a command it prints its help, and that is wrong usage.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments of the group itself."""
+        if not args:
+            tell(ctx.get_help(), as_it_is=True)
+            ctx.exit(FAILED)
+        return super().parse_args(ctx, args)
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         """Parse the arguments, which is where ``--help`` prints."""
@@ -45,21 +57,64 @@ class _ReaderLeft(Exception):
     """Whoever read our output, such as ``head``, has seen enough."""
 
 
+class _Unfailing:
+    """Standard error when nobody may be there to read it: that is no reason for another exit code."""
+
+    def __init__(self, stream: io.TextIOBase) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            _to_nowhere(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            _to_nowhere(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _to_nowhere(stream: Any) -> None:
+    """Python flushes once more when it ends: let that succeed."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextmanager
+def undoing() -> Iterator[None]:
+    """Around what leaves nothing behind when it is interrupted, so that it is said."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt("what was being written was undone") from stop
+
+
 def run(command: click.Command) -> NoReturn:
     """Run the command line and end the process."""
+    # Before torch is imported: on a busy machine two threads that spin at barriers are up to 15 times slower than
+    # one, and those that sleep are not (docs/LOG.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     warnings.showwarning = _warn
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a letter that the terminal's charset lacks is no reason to fail
             stream.reconfigure(errors="replace")
+    if isinstance(sys.stderr, io.TextIOBase):
+        sys.stderr = _Unfailing(sys.stderr)
     code = 0
     try:
         code = _outcome(command)
         if sys.stdout is not None:  # None where it was closed by whoever started us
             sys.stdout.flush()
     except (OSError, _ReaderLeft) as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it ends
+        _to_nowhere(sys.stdout)
         if not isinstance(error, BrokenPipeError | _ReaderLeft):
-            _tell(f"error: the output could not be written: {error}")
+            tell(f"error: the output could not be written: {error}")
             code = FAILED
     sys.exit(code)
 
@@ -72,34 +127,41 @@ def _outcome(command: click.Command) -> int:
         return stop.exit_code
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else FAILED if stop.code else 0
-    except (click.Abort, KeyboardInterrupt):
-        _tell("interrupted: what was being written was undone")
+    except (click.Abort, KeyboardInterrupt) as stop:  # click puts its own in the place of Python's
+        undone = str(stop.__cause__ or stop)
+        tell(f"interrupted: {undone}" if undone else "interrupted")
         return INTERRUPTED
     except click.ClickException as error:
-        _tell(f"error: {error.format_message()}")
+        tell(f"error: {error.format_message()}")
         return FAILED
     except BifolioError as error:
-        _tell(f"error: {str(error) or type(error).__name__}")
+        tell(f"error: {str(error) or type(error).__name__}")
         return error.exit_code
     except (BrokenPipeError, _ReaderLeft):
         raise
     except OSError as error:
-        _tell(f"error: {error}")
+        tell(f"error: {error}")
         return FAILED
     except Exception as error:
         if os.environ.get(_TRACEBACK):
             raise
-        _tell(f"error: {type(error).__name__}: {error} (this is a fault of bifolio; {_TRACEBACK}=1 shows where)")
+        tell(f"error: {type(error).__name__}: {error} (this is a fault of bifolio; {_TRACEBACK}=1 shows where)")
         return FAILED
 
 
 def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     # Libraries warn their callers, which is us; only our own warnings are for the user.
     if issubclass(category, BifolioWarning):
-        _tell(f"warning: {message}")
+        tell(f"warning: {message}")
 
 
-def _tell(text: str) -> None:
-    from bifolio.console import printable
+def tell(text: str, *, as_it_is: bool = False) -> None:
+    """A line for a person on stderr; ``as_it_is`` if it may be several."""
+    if not as_it_is:
+        from bifolio.console import printable
 
-    click.echo(printable(" ".join(text.split())), err=True)
+        text = printable(" ".join(text.split()))
+    try:
+        click.echo(text, err=True)
+    except OSError:  # click may write past our stream
+        _to_nowhere(sys.stderr)

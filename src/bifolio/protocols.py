@@ -146,7 +146,7 @@ class Branches(Protocol):
         ...
 
     def start(self) -> Float[Tensor, "1 K V"]:
-        """Log p(y_1 | x, z), float32, of the empty hypothesis. Asked again before ``advance``, nothing is read twice."""
+        """Log p(y_1 | x, z), float32, of the empty hypothesis. Before ``advance``, asking again costs nothing."""
         ...
 
     def advance(self, parents: Sequence[int], tokens: Sequence[int]) -> Float[Tensor, "H K V"]:

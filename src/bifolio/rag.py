@@ -82,7 +82,8 @@ class Rag:
         check_question(question)
         self._warn_of_language(question)
         started = time.perf_counter()
-        hits = self._retriever.retrieve(question, chosen.k)
+        found = self._retriever.retrieval(question, chosen.k)
+        hits = found.hits
         retrieved = time.perf_counter()
         no_passage = self._no_passage and self._retriever.prior.no_passage_logit is not None
         branches = self.generator.read(
@@ -98,7 +99,8 @@ class Rag:
         decoded = self._decode(branches, log_prior, chosen)
         decoding = time.perf_counter()
         timings = Timings(retrieved - started, read - retrieved, decoding - read)
-        return self._answer(question, chosen, hits, branches, log_prior, decoded, no_passage, timings)
+        answer = self._answer(question, chosen, hits, branches, log_prior, decoded, no_passage, timings)
+        return replace(answer, generation=found.generation)
 
     def _decode(self, branches: Branches, log_prior: Tensor, chosen: AskOptions) -> Decoded:
         from bifolio import decode
@@ -160,7 +162,6 @@ class Rag:
             support=None if rows.no_passage is None else 1 - rows.no_passage,
             evidence=rows.evidence,
             notes=tuple(self._notes(question, chosen, hits, branches, decoded)),
-            generation=self.collection.generation,
             timings=timings,
             model={
                 "generator": self.generator.spec.model,

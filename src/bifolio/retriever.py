@@ -20,6 +20,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class PassageSnapshot(Protocol):
+    """One state of a collection, which does not change while it is read."""
+
+    @property
+    def generation(self) -> str:
+        """Name of the state."""
+        ...
+
+    def nearest(self, query: Float32[np.ndarray, " D"], k: int) -> list[tuple[Passage, float]]:
+        """The min(k, size) passages with the largest inner product, best first, with it."""
+        ...
+
+
 class PassageStore(Protocol):
     """What a retriever needs of a collection."""
 
@@ -28,9 +41,22 @@ class PassageStore(Protocol):
         """The encoder that the collection's vectors were made with."""
         ...
 
-    def nearest(self, query: Float32[np.ndarray, " D"], k: int) -> list[tuple[Passage, float]]:
-        """The min(k, size) passages with the largest inner product, best first, with it."""
+    def snapshot(self) -> PassageSnapshot:
+        """The state that the collection has now."""
         ...
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """What was found, and where.
+
+    Attributes:
+        hits: Passages, best first; their ``log_prior`` sums to 1 over them.
+        generation: State of the collection that was read.
+    """
+
+    hits: tuple[Hit, ...]
+    generation: str
 
 
 @dataclass(frozen=True)
@@ -72,7 +98,11 @@ class Retriever:
         return self._prior
 
     def retrieve(self, question: str, k: int = 5) -> tuple[Hit, ...]:
-        """The min(k, size of the collection) best passages, best first; their ``log_prior`` sums to 1 over them.
+        """The hits of :meth:`retrieval`."""
+        return self.retrieval(question, k).hits
+
+    def retrieval(self, question: str, k: int = 5) -> Retrieval:
+        """The min(k, size of the collection) best passages, all from one generation, whatever an ingest does.
 
         Raises:
             UsageError: the question is empty, or k is below 1.
@@ -83,11 +113,13 @@ class Retriever:
         if k < 1:
             raise UsageError(f"k {k}: expected at least 1 passage")
         query = self._store.encoder.encode_questions([question])[0]
-        found = self._store.nearest(query, k)
+        now = self._store.snapshot()
+        found = now.nearest(query, k)
         if not found:
-            return ()
+            return Retrieval((), now.generation)
         log_prior = self.prior.log_prior([score for _, score in found]).tolist()
-        return tuple(Hit(passage, score, log_pi) for (passage, score), log_pi in zip(found, log_prior, strict=True))
+        hits = (Hit(passage, score, log_pi) for (passage, score), log_pi in zip(found, log_prior, strict=True))
+        return Retrieval(tuple(hits), now.generation)
 
 
 def check_question(question: str) -> None:

@@ -7,6 +7,7 @@ would not tell, for ids are used again and a disk may be shared between machines
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -15,7 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from bifolio.errors import CollectionExistsError, UsageError
+from bifolio.errors import CollectionError, CollectionExistsError, UsageError
+
+_TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}  # the last one: by a file
 
 
 def check_free(path: Path) -> Path:
@@ -40,23 +43,34 @@ def beside(target: Path) -> Iterator[Path]:
 
     Raises:
         CollectionExistsError: something has appeared at ``target`` in the meantime.
+        CollectionError: the folder cannot be renamed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    prefix = f".{target.name[:200]}.building-"  # a name has 255 bytes at most
+    prefix = f".{_cut(target.name)}.building-"
     _remove_leftovers(target.parent, prefix)
     folder, lock = _make(target.parent, prefix)
     try:
         yield folder
+        for inside in (folder, *folder.rglob("*")):
+            if inside.is_dir():
+                sync_folder(inside)  # the names in it are on the disk before its own is
         try:
             os.rename(folder, target)
         except OSError as error:
-            raise CollectionExistsError(f"{target} appeared while it was being built: {error.strerror}") from error
+            if error.errno in _TAKEN:
+                raise CollectionExistsError(f"{target} appeared while it was being built: {error.strerror}") from error
+            raise CollectionError(f"{target} was built and cannot be put there: {error.strerror}") from error
         sync_folder(target.parent)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:
         _unlock(lock)
+
+
+def _cut(name: str) -> str:
+    """The beginning of a name that leaves room for more: a name has 255 bytes at most, whatever its letters."""
+    return os.fsencode(name)[:200].decode("utf-8", "ignore")
 
 
 def sync_folder(folder: Path) -> None:

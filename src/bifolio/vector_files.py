@@ -17,6 +17,10 @@ from bifolio.errors import CollectionDamagedError
 from bifolio.staging import sync_folder
 
 _DTYPE = np.dtype("<f4")
+_SMALL = 8 << 20
+"""Bytes of a run of vectors that is worth a block of its own; shorter ones are copied together."""
+_BLOCK = 64 << 20
+"""Bytes of a block of copies."""
 
 
 class SegmentWriter:
@@ -75,7 +79,10 @@ def drop_strangers(folder: Path, named: Collection[str]) -> None:
 def live_blocks(
     folder: Path, segments: Sequence[Segment], dimension: int, live: Int64[np.ndarray, " N"]
 ) -> Iterator[tuple[Float32[np.ndarray, "n D"], Int64[np.ndarray, " n"]]]:
-    """Vectors and rows of all passages as memory-mapped blocks: nothing is copied, dead rows are passed over.
+    """Vectors and rows of all passages in few blocks, dead rows passed over.
+
+    Long runs are memory-mapped and not copied. Short ones, such as many small updates leave behind, are copied into
+    blocks of up to 64 MB: an index is given few blocks, and no thousand files stay open.
 
     Args:
         folder: Where the segment files are.
@@ -86,21 +93,96 @@ def live_blocks(
     Raises:
         CollectionDamagedError: a file is missing or has the wrong size, or a passage has no vector.
     """
-    seen = 0
+    seen, width = 0, dimension * _DTYPE.itemsize
+    waiting: list[tuple[np.ndarray, np.ndarray]] = []
     for segment in segments:
+        first = segment.first_row
         vectors = _map(folder / segment.name, segment, dimension)
-        inside = live[
-            np.searchsorted(live, segment.first_row) : np.searchsorted(live, segment.first_row + segment.rows)
-        ]
-        for run in np.split(inside, np.flatnonzero(np.diff(inside) > 1) + 1):
-            if len(run):
-                start = int(run[0]) - segment.first_row
-                seen += len(run)
-                yield vectors[start : start + len(run)], run
+        inside = live[np.searchsorted(live, first) : np.searchsorted(live, first + segment.rows)]
+        seen += len(inside)
+        starts = np.flatnonzero(np.diff(inside, prepend=-2) > 1)
+        lengths = np.diff(starts, append=len(inside))
+        long = lengths * width >= _SMALL
+        for start, length in zip(starts[long], lengths[long], strict=True):
+            run = inside[start : start + length]
+            yield vectors[run[0] - first : run[-1] - first + 1], run
+        short = inside[np.repeat(~long, lengths)]
+        while len(short):
+            room = max(1, _BLOCK // width - sum(len(rows) for _, rows in waiting))
+            waiting.append((vectors[short[:room] - first], short[:room]))
+            short = short[room:]
+            if sum(len(rows) for _, rows in waiting) * width + width > _BLOCK:
+                yield _joined(waiting)
+                waiting = []
+    if waiting:
+        yield _joined(waiting)
     if seen != len(live):
         raise CollectionDamagedError(
             f"{folder}: {len(live) - seen} passages have no vector. Restore it from a backup or ingest again"
         )
+
+
+def _joined(blocks: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    if len(blocks) == 1:
+        return blocks[0]
+    vectors, rows = zip(*blocks, strict=True)
+    return np.concatenate(vectors), np.concatenate(rows)
+
+
+def vectors_of(
+    folder: Path, segments: Sequence[Segment], dimension: int, rows: Int64[np.ndarray, " N"]
+) -> Float32[np.ndarray, "N D"]:
+    """A copy of the vectors of some rows, in the order of ``rows``; errors as for :func:`live_blocks`."""
+    wanted = np.unique(rows)
+    found = np.empty((len(wanted), dimension), dtype=np.float32)
+    holding = [s for s in segments if _inside(s, wanted)]
+    for vectors, block in live_blocks(folder, holding, dimension, wanted):
+        found[np.searchsorted(wanted, block)] = vectors
+    return found[np.searchsorted(wanted, rows)]
+
+
+def _inside(segment: Segment, rows: Int64[np.ndarray, " N"]) -> int:
+    """How many of the rows, ascending, a segment has."""
+    first, end = np.searchsorted(rows, [segment.first_row, segment.first_row + segment.rows])
+    return int(end - first)
+
+
+def worth_copying(
+    segments: Sequence[Segment], rows: Int64[np.ndarray, " N"]
+) -> tuple[list[Segment], Int64[np.ndarray, " n"]]:
+    """Segments from which vectors are better copied than made anew, and those of the ``rows`` that they have.
+
+    A segment is read from end to end before anything is copied from it (:func:`verify`). Encoding one passage takes
+    as long as checking some thousands of vectors, so one in a thousand is enough.
+    """
+    rows = np.unique(rows)
+    chosen = [s for s in segments if _inside(s, rows) * 1000 >= s.rows]
+    kept = [rows[(rows >= s.first_row) & (rows < s.first_row + s.rows)] for s in chosen]
+    return chosen, np.concatenate([np.empty(0, dtype=np.int64), *kept])
+
+
+def verify(folder: Path, segments: Sequence[Segment]) -> None:
+    """Compare files of vectors with their checksums, which reads all of them.
+
+    Raises:
+        CollectionDamagedError: a file is missing or is not the one that was written.
+    """
+    for segment in segments:
+        path, digest = folder / segment.name, hashlib.sha256()
+        try:
+            with path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+        except FileNotFoundError as error:
+            raise _missing(path) from error
+        if digest.hexdigest() != segment.sha256:
+            raise CollectionDamagedError(
+                f"{path} is not as it was written: its sha256 is another. Restore it from a backup or ingest again"
+            )
+
+
+def _missing(path: Path) -> CollectionDamagedError:
+    return CollectionDamagedError(f"{path} is missing. Restore it from a backup or ingest again")
 
 
 def _map(path: Path, segment: Segment, dimension: int) -> Float32[np.ndarray, "n D"]:
@@ -108,7 +190,7 @@ def _map(path: Path, segment: Segment, dimension: int) -> Float32[np.ndarray, "n
     try:
         size = path.stat().st_size
     except FileNotFoundError as error:
-        raise CollectionDamagedError(f"{path} is missing. Restore it from a backup or ingest again") from error
+        raise _missing(path) from error
     if size != expected:
         raise CollectionDamagedError(
             f"{path} has {size} bytes, expected {expected}. Restore it from a backup or ingest again"

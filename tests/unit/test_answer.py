@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bifolio.answer import Answer, Sentence, Timings, Token, cited, finite, number_markers
+from bifolio.answer import Answer, Sentence, Timings, Token, cited, finite, hit_facts, number_markers
 from bifolio.types import Hit, Passage
 
 
@@ -193,6 +193,13 @@ def test_the_document_has_what_the_interface_says():
     assert document["timings"] == {"retrieve_s": 0.1235, "prefill_s": 1, "decode_s": 2}
     assert (document["marked"], document["support"], document["evidence"]) == ("One [1][2][3].", 0.9, 1.4)
     assert (document["generation"], document["notes"], document["decoder"]) == ("7", ["n"], "exact")
+
+
+def test_a_hit_is_the_same_in_every_document():
+    made = answer(("One.", (0.5, 0.3, 0.1)))
+    for hit, shown in zip(made.hits, made.to_dict()["passages"], strict=True):
+        assert {key: shown[key] for key in shown if key not in ("marker", "posterior", "truncated")} == hit_facts(hit)
+        assert list(hit_facts(hit)) == "id source place span heading text score log_prior".split()
 
 
 def test_without_the_no_passage_branch_its_fields_are_null():

@@ -1,4 +1,7 @@
-"""Every command in this process: documents, exit codes, and errors of one line. Processes are in test_cli_process."""
+"""Every command in this process: documents, exit codes, and errors of one line. Processes are in test_cli_process.
+
+Over 400 lines, so that the fixtures that run a command stay with everything that uses them.
+"""
 
 import json
 import os
@@ -13,6 +16,7 @@ import pytest
 import bifolio
 from bifolio import cli, loading, models
 from bifolio.collection import Collection
+from bifolio.retriever import Retriever
 from fakes import TEXTS, FakeEncoder, FakeGenerator, write_files
 from unit.test_answer import check_ask_document
 from unit.wrong_usage import WRONG_USAGE
@@ -182,13 +186,15 @@ def test_ask_with_options(built, loaded):
     sampled = [document(built(*ask, "--temperature", "2", "--top-p", "0.9", "--seed", "3"))["answer"] for _ in range(2)]
     assert sampled[0] == sampled[1]
     assert loaded["generator"].reads[-1][2:] == ("short", 5, True)
-    assert loaded["asked"][-1] == ("generator", "cpu", "float32") or loaded["asked"][-1] == (
-        "encoder",
-        "cpu",
-        "float32",
-    )
+    assert sorted(loaded["asked"][-2:]) == [("encoder", "cpu", "float32"), ("generator", "cpu", "float32")]
+    # The same words through the library: the options arrive as they were given.
     beam = document(built(*ask, "--beam", "3", "--length-penalty", "1"))
-    assert beam["log_prob"] <= 0
+    with Collection.open("c", encoder=loaded["encoder"]) as collection:
+        rag = bifolio.Rag(collection, generator=loaded["generator"])
+        wide = rag.ask(QUESTION, style="short", max_tokens=5, beam=3, length_penalty=1.0)
+        greedy = rag.ask(QUESTION, style="short", max_tokens=5)
+    assert (beam["answer"], beam["log_prob"]) == (wide.text, pytest.approx(wide.log_prob))
+    assert (wide.text, wide.log_prob) != (greedy.text, greedy.log_prob)
 
 
 def test_more_than_there_is_is_a_warning(built):
@@ -310,6 +316,7 @@ def test_a_damaged_collection_is_2(built, here):
 def test_another_encoder_is_2(built, loaded):
     loaded_before = FakeEncoder("b")
     loaded["encoder"].spec = loaded_before.spec
+    write_files(Path("docs"), {"cat.txt": "Another cat.\n"})
     for command in (["search", "c", "q"], ["ask", "c", "q"], ["ingest", "docs", "-c", "c"]):
         message = error(built(*command))
         assert "sha256:fake" in message
@@ -332,7 +339,7 @@ def test_a_missing_model_is_3_and_names_the_command(built, here, monkeypatch, co
 @pytest.mark.parametrize(
     ("raised", "code", "line"),
     [
-        (KeyboardInterrupt(), 130, "interrupted: what was being written was undone\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
         (OSError(28, "No space left on device"), 2, "error: [Errno 28] No space left on device\n"),
         (MemoryError(), 2, "error: MemoryError:  (this is a fault of bifolio; BIFOLIO_TRACEBACK=1 shows where)\n"),
         (ZeroDivisionError("a\nb\x1b"), 2, None),
@@ -343,7 +350,7 @@ def test_whatever_happens_is_one_line(built, monkeypatch, raised, code, line):
     def retrieve(*_):
         raise raised
 
-    monkeypatch.setattr(Collection, "retrieve", retrieve)
+    monkeypatch.setattr(Retriever, "retrieval", retrieve)
     found, out, err = built("search", "c", "q")
     assert (found, out) == (code, "")
     assert len(err.strip().splitlines()) == 1
@@ -352,15 +359,77 @@ def test_whatever_happens_is_one_line(built, monkeypatch, raised, code, line):
         assert err.lstrip("\n") == " ".join(line.split()) + "\n"
 
 
+@pytest.mark.parametrize(
+    ("target", "arguments"),
+    [("collection.ingest", ["ingest", "docs", "-c", "c"]), ("models.pull", ["models", "pull", "o/m"])],
+)
+def test_what_is_undone_by_an_interruption_is_said(built, monkeypatch, target, arguments):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"bifolio.{target}", stop)
+    code, out, err = built(*arguments)
+    assert (code, out, err.lstrip("\n")) == (130, "", "interrupted: what was being written was undone\n")
+
+
+def test_an_interrupted_answer_undoes_nothing(built, loaded, monkeypatch):
+    def read(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loaded["generator"], "read", read)
+    code, out, err = built("ask", "c", QUESTION)
+    assert (code, out, err.lstrip("\n")) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["search", "c", ""], ["search", "c", "q", "-k", "0"], ["ask", "c", ""], ["ask", "c", "q", "-k", "0"]]
+)
+def test_a_wrong_question_loads_no_model(built, loaded, arguments):
+    loaded["asked"].clear()
+    error(built(*arguments))
+    assert loaded["asked"] == []
+
+
+def test_an_ingest_without_news_loads_no_model(built, loaded, here):
+    loaded["asked"].clear()
+    write_files(here / "docs", {"picture.png": bytes(range(256)) * 4})
+    made = document(built("ingest", "docs", "-c", "c", "--json"))
+    assert sorted(file["status"] for file in made["files"]) == ["skipped", *["unchanged"] * 3]
+    assert loaded["asked"] == []
+
+
+def test_threads_without_torch_name_the_command(built, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert error(built("search", "c", "q", "--threads", "2")) == (
+        "error: --threads needs torch, which is not installed. Run: pip install 'bifolio[models]'\n"
+    )
+
+
+def test_the_doctor_survives_a_broken_torch(run, here, monkeypatch):
+    write_files(here / "broken", {"torch.py": "raise OSError('libtorch.so: cannot open shared object file')\n"})
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(here / "broken")
+    machine = document(run("doctor", "--json"))["machine"]
+    assert machine["torch"] == "cannot be used: OSError: libtorch.so: cannot open shared object file"
+    assert machine["cpus"] == os.cpu_count()
+
+
 def test_a_traceback_can_be_asked_for(built, monkeypatch):
     def retrieve(*_):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Collection, "retrieve", retrieve)
+    monkeypatch.setattr(Retriever, "retrieval", retrieve)
     monkeypatch.setenv("BIFOLIO_TRACEBACK", "1")
     monkeypatch.setattr(sys, "argv", ["bifolio", "search", "c", "q"])
     with pytest.raises(ZeroDivisionError):
         cli.main()
+
+
+@pytest.mark.parametrize("command", [[], ["models"]])
+def test_without_a_command_there_is_help(run, command):
+    code, out, err = run(*command)
+    assert (code, out) == (2, "")
+    assert err == run(*command, "--help")[1]
 
 
 def test_help_and_version(run):

@@ -122,6 +122,34 @@ def test_closed_outputs_are_no_reason_to_fail(here):
             assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("trouble", ["2>/dev/full", "2> >(true)", "2>&-"])
+def test_trouble_with_stderr_changes_no_exit_code(here, trouble):
+    slow = "" if "true" not in trouble else "sleep 0.3; "  # until nobody reads there
+    for arguments, code in (
+        ("ls c", 0),
+        ("search c valve -k 50", 0),  # a warning
+        ("show c nobody", 1),
+        ("ls nowhere", 2),
+        ("--nonsense", 2),
+        ("", 2),
+        ("ingest docs -c c --strict", 0),
+    ):
+        done = shell(f"(({slow}$BIFOLIO {arguments}) {trouble})")
+        assert (done.returncode, done.stderr) == (code, b""), arguments
+    done = shell(f"($BIFOLIO search c valve -k 50 --json {trouble})", PYTHONIOENCODING="ascii")
+    assert (done.returncode, len(json.loads(done.stdout)["hits"])) == (0, 4)
+
+
+def test_threads_that_wait_sleep(here):
+    code = SCRIPT.replace("cli.main()", "try:\n    cli.main()\nfinally:\n    print(os.environ['OMP_WAIT_POLICY'])")
+    code = "import os\n" + code
+    for given, expected in ({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE"):
+        environment = {key: value for key, value in PLAIN.items() if key != "OMP_WAIT_POLICY"} | given
+        command = [sys.executable, "-c", code, "show", "c", "nobody"]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=60)
+        assert done.stdout == f"{expected}\n"
+
+
 LOCALES = [
     {"LC_ALL": "C"},
     {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},

@@ -128,7 +128,7 @@ def test_an_update_that_ends_early(here, moment, sign, index):
         found = {hit.passage.text for hit in collection.retrieve("valve", 999)}
         assert (len(found), len(collection), collection.generation) == (33, 33, "2")
         collection.ingest(["docs"])
-        named = {segment.name for segment in collection._catalogue.segments()}
+        named = {segment.name for segment in collection.snapshot().catalogue.segments()}
         assert set(os.listdir("c/vectors")) == named
         assert len(os.listdir("c/index") if index != "exact" else "x") == 1
 

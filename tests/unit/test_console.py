@@ -1,6 +1,8 @@
 """What a person sees: grouped remarks, bars, snippets, and nothing that commands a terminal."""
 
 import io
+import random
+import re
 
 import pytest
 from rich.console import Console
@@ -55,6 +57,29 @@ def test_snippet_shows_the_part_with_the_questions_words_in_bold():
     assert found.plain.startswith("…")
     assert found.plain.endswith("…")
     assert {found.plain[span.start : span.end] for span in found.spans} == {"valve", "closes", "first"}
+
+
+def best_by_brute_force(text, words, width):
+    """Where a window with most of the words begins, the earliest of them."""
+    places = [m.span() for m in re.finditer(r"\w+", text) if m.group() in words]
+    starts = [max(0, min(a - 30, len(text) - width)) for a, _ in places] or [0]
+    return max(starts, key=lambda s: (sum(s <= a and b <= s + width for a, b in places), -s))
+
+
+def test_snippet_takes_the_window_with_most_of_the_words():
+    dice = random.Random(3)
+    for _ in range(200):
+        text = " ".join(dice.choice(["valve", "pump", "x", "longer", "words"]) for _ in range(120))
+        found = console.snippet(text, "valve pump", width=60).plain
+        begin = best_by_brute_force(text, {"valve", "pump"}, 60)
+        begin = text.find(" ", begin) + 1 if begin else 0
+        assert found.strip("…") == text[begin : begin + 60]
+
+
+def test_snippet_of_a_long_passage_does_not_compare_every_match_with_every_other():
+    """200,000 matches: pairs of them would outlast the time limit of the tests."""
+    found = console.snippet("valve " * 200_000, "valve")
+    assert found.plain == ("valve " * 37)[:220] + "…"
 
 
 def test_nothing_commands_the_terminal():

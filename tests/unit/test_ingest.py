@@ -2,11 +2,13 @@
 
 import os
 import sqlite3
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import bifolio
+from bifolio.catalogue import Catalogue
 from bifolio.collection import Collection
 from bifolio.corpus.splitting import SplitOptions
 from bifolio.errors import CollectionError, MissingPathError, ModelError, UsageError
@@ -104,13 +106,18 @@ def test_other_options_mean_reading_again(here):
 def test_rows_are_never_used_again(here):
     docs = write_files(here / "docs")
     with build() as collection:
-        rows = [collection._catalogue.live_rows()]
+        rows = [collection.snapshot().catalogue.live_rows()]
         for turn in range(3):
             (docs / "cat.txt").write_text(f"Turn {turn} of the cat.\n")
             collection.ingest(["docs"])
-            rows.append(collection._catalogue.live_rows())
+            rows.append(collection.snapshot().catalogue.live_rows())
         assert rows == [[0, 1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 5]]
-        assert [(s.first_row, s.rows) for s in collection._catalogue.segments()] == [(0, 3), (3, 1), (4, 1), (5, 1)]
+        assert [(s.first_row, s.rows) for s in collection.snapshot().catalogue.segments()] == [
+            (0, 3),
+            (3, 1),
+            (4, 1),
+            (5, 1),
+        ]
         (hit, *_) = collection.retrieve("turn of the cat", 1)
         assert hit.passage.text == "Turn 2 of the cat."
 
@@ -137,7 +144,10 @@ def test_an_id_that_another_file_has_is_reported(here):
     write_files(here, {"a.jsonl": records(("p1", "One.")), "b.jsonl": records(("p0", "Nought."), ("p1", "Other."))})
     with build("a.jsonl", "b.jsonl", as_passages=True) as collection:
         assert statuses(collection.report) == {"a.jsonl": ("ok", 1), "b.jsonl": ("failed", 0)}
-        assert reasons(collection.report) == {"b.jsonl": "passage id 'p1' is already used by a.jsonl:1"}
+        assert reasons(collection.report) == {
+            "b.jsonl": "passage id 'p1' is already used by a.jsonl:1. If it has moved here from a file that is "
+            "read after this one, ingest again; otherwise give it another id"
+        }
         assert texts(collection) == {"p1": "One."}  # of a file that failed nothing is taken
         write_files(here, {"b.jsonl": records(("p2", "Other."))})
         collection.ingest(["b.jsonl"], as_passages=True)
@@ -157,6 +167,50 @@ def test_the_same_name_from_two_folders_is_two_files(here, monkeypatch):
         monkeypatch.chdir(here / "x")
         assert collection.ingest(["a.txt"]).added == 0
         assert sorted(texts(collection).values()) == ["The x file.", "The y file."]
+
+
+def test_ids_that_move_between_changed_files_arrive_with_the_next_ingest(here):
+    write_files(here, {"a.jsonl": records(("p1", "One.")), "b.jsonl": records(("p2", "Two."))})
+    with build("a.jsonl", "b.jsonl", as_passages=True) as collection:
+        write_files(here, {"a.jsonl": records(("p2", "Two!")), "b.jsonl": records(("p3", "Three."))})
+        report = collection.ingest(["a.jsonl", "b.jsonl"], as_passages=True)
+        assert statuses(report) == {"a.jsonl": ("failed", 1), "b.jsonl": ("ok", 1)}
+        assert "used by b.jsonl:1. If it has moved here" in reasons(report)["a.jsonl"]
+        report = collection.ingest(["a.jsonl", "b.jsonl"], as_passages=True)
+        assert statuses(report) == {"a.jsonl": ("ok", 1), "b.jsonl": ("unchanged", 1)}
+        assert texts(collection) == {"p2": "Two!", "p3": "Three."}
+
+
+# ---- remarks ----
+
+
+def test_remarks_about_a_file_are_bounded(here, monkeypatch):
+    write_files(here / "docs", {"a.txt": "word " * 200})
+
+    def read(path, *, as_passages=False):
+        for document in bifolio.corpus.readers.read(path, as_passages=as_passages):
+            yield replace(document, warnings=("one", "two " * 200, "two " * 200, "three", "four", "five"), whole=True)
+
+    monkeypatch.setattr(bifolio.ingest, "read", read)
+    with build() as collection:
+        assert reasons(collection.report)["docs/a.txt"] == (
+            f"1 of 1 passages are longer than the 64 tokens that the encoder reads; one; {'two ' * 75}…; and 3 more"
+        )
+        assert collection.files()[0].reason == reasons(collection.report)["docs/a.txt"]
+
+
+def test_the_reason_of_a_failure_is_bounded(here, monkeypatch):
+    write_files(here / "docs")
+    real = bifolio.ingest.read
+
+    def read(path, *, as_passages=False):
+        if path.name == "cat.txt":
+            raise ValueError("x" * 10_000)
+        return real(path, as_passages=as_passages)
+
+    monkeypatch.setattr(bifolio.ingest, "read", read)
+    with build() as collection:
+        assert len(reasons(collection.report)["docs/cat.txt"]) == 301
 
 
 def test_a_collection_does_not_read_itself(here):
@@ -223,7 +277,7 @@ def test_what_is_no_fault_of_the_file_ends_the_ingest(here, monkeypatch, error):
         def add_document(*_):
             raise error
 
-        monkeypatch.setattr(collection._catalogue, "add_document", add_document)
+        monkeypatch.setattr(Catalogue, "add_document", add_document)
         with pytest.raises(
             ModelError if isinstance(error, ModelError) else CollectionError, match="broken|disk is full"
         ):
@@ -281,3 +335,19 @@ def test_what_is_wrong_is_told_before_a_model_is_loaded(here, monkeypatch):
         Collection.build(["docs"], "c", index="annoy")
     with pytest.raises(UsageError, match="unknown faiss index 'ivf'"):
         Collection.build(["docs"], "c", index="faiss:ivf")
+
+
+def test_links_that_are_not_followed_are_reported(here):
+    write_files(here / "docs", {"a.txt": "The cat sat on the mat.\n"})
+    write_files(here / "outside", {"secret.txt": "The key is under the stone.\n"})
+    (here / "docs" / "b.txt").symlink_to(here / "outside" / "secret.txt")
+    (here / "docs" / "c.txt").symlink_to(here / "nowhere")
+    with build("docs") as collection:
+        assert statuses(collection.report) == {
+            "docs/a.txt": ("ok", 1),
+            "docs/b.txt": ("skipped", 0),
+            "docs/c.txt": ("skipped", 0),
+        }
+        assert "a link out of the folder" in reasons(collection.report)["docs/b.txt"]
+        assert reasons(collection.report)["docs/c.txt"] == "a dangling link"
+        assert len(collection) == 1

@@ -5,9 +5,10 @@ import hashlib
 import numpy as np
 import pytest
 
+from bifolio import vector_files
 from bifolio.catalogue import Segment
 from bifolio.errors import CollectionDamagedError
-from bifolio.vector_files import SegmentWriter, drop_strangers, live_blocks
+from bifolio.vector_files import SegmentWriter, drop_strangers, live_blocks, vectors_of, verify, worth_copying
 
 D = 3
 
@@ -55,13 +56,58 @@ def test_nothing_stays_of_a_segment_that_failed(tmp_path, finished):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_live_rows_come_back_and_nothing_is_copied(tmp_path):
+@pytest.mark.parametrize("small", [0, 3 * D * 4, 1 << 20])
+@pytest.mark.parametrize("block", [D * 4, 3 * D * 4, 1 << 20])
+def test_only_live_rows_come_back(tmp_path, monkeypatch, small, block):
+    monkeypatch.setattr(vector_files, "_SMALL", small)
+    monkeypatch.setattr(vector_files, "_BLOCK", block)
     segments = [write(tmp_path, 0, 4), write(tmp_path, 4, 3), write(tmp_path, 20, 2)]
-    assert read(tmp_path, segments, [0, 1, 3, 5, 6, 21]) == {row: [float(row)] * D for row in (0, 1, 3, 5, 6, 21)}
+    dice = np.random.default_rng(1)
+    for live in ([0, 1, 3, 5, 6, 21], [20, 21], range(7), *([r for r in range(7) if dice.random() < 0.6],) * 5):
+        assert read(tmp_path, segments, live) == {row: [float(row)] * D for row in live}
     assert read(tmp_path, segments, []) == {}
-    (block, rows), *_ = live_blocks(tmp_path, segments, D, np.array([1, 2], dtype=np.int64))
-    assert isinstance(block, np.memmap)
-    assert rows.tolist() == [1, 2]
+
+
+def test_long_runs_are_mapped_and_short_ones_are_gathered(tmp_path, monkeypatch):
+    monkeypatch.setattr(vector_files, "_SMALL", 5 * D * 4)
+    monkeypatch.setattr(vector_files, "_BLOCK", 8 * D * 4)
+    segments = [write(tmp_path, 0, 10), *(write(tmp_path, row, 1) for row in range(10, 30))]
+    live = np.array([row for row in range(30) if row not in (1, 8)], dtype=np.int64)
+    blocks = list(live_blocks(tmp_path, segments, D, live))
+    mapped = [rows.tolist() for vectors, rows in blocks if isinstance(vectors, np.memmap)]
+    copied = [rows.tolist() for vectors, rows in blocks if not isinstance(vectors, np.memmap)]
+    assert mapped == [[2, 3, 4, 5, 6, 7]]
+    assert copied == [[0, 9, *range(10, 16)], [*range(16, 24)], [*range(24, 30)]]  # 22 runs are 3 blocks
+
+
+def test_vectors_are_found_by_row(tmp_path):
+    segments = [write(tmp_path, 0, 4), write(tmp_path, 4, 3)]
+    rows = np.array([6, 0, 4, 0], dtype=np.int64)
+    assert vectors_of(tmp_path, segments, D, rows).tolist() == [[float(row)] * D for row in rows]
+    with pytest.raises(CollectionDamagedError, match="1 passages have no vector"):
+        vectors_of(tmp_path, segments, D, np.array([6, 7], dtype=np.int64))
+
+
+def test_copying_has_to_be_worth_the_check():
+    segments = [Segment("a", 0, 2000, ""), Segment("b", 2000, 2001, ""), Segment("c", 4001, 5, "")]
+    chosen, rows = worth_copying(segments, np.array([1, 5, 2000, 2001], dtype=np.int64))
+    assert ([s.name for s in chosen], rows.tolist()) == (["a"], [1, 5])
+    chosen, rows = worth_copying(segments, np.array([4005, 2002, 2001, 2000], dtype=np.int64))
+    assert ([s.name for s in chosen], rows.tolist()) == (["b", "c"], [2000, 2001, 2002, 4005])
+
+
+def test_a_changed_byte_is_found_by_its_checksum(tmp_path):
+    segment = write(tmp_path, 0, 2)
+    verify(tmp_path, [segment])
+    path = tmp_path / segment.name
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CollectionDamagedError, match=f"{segment.name} is not as it was written: its sha256"):
+        verify(tmp_path, [segment])
+    path.unlink()
+    with pytest.raises(CollectionDamagedError, match=rf"{segment.name} is missing"):
+        verify(tmp_path, [segment])
 
 
 def test_a_missing_file_is_named(tmp_path):

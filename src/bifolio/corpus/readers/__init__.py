@@ -13,7 +13,7 @@ from bifolio.corpus.readers.markdown import read_markdown
 from bifolio.corpus.readers.pdf import read_pdf
 from bifolio.corpus.readers.records import read_jsonl, read_tsv
 from bifolio.corpus.readers.text import read_text
-from bifolio.errors import DocumentError, MissingPathError, SkippedDocument
+from bifolio.errors import DocumentError, EmptyDocument, MissingPathError, SkippedDocument
 from bifolio.types import Document
 
 __all__ = ["find_files", "read"]
@@ -72,7 +72,7 @@ def _read(path: Path, as_passages: bool) -> Iterator[Document]:
     with path.open("rb") as file:
         head = file.read(_HEAD)
     if not head:
-        raise SkippedDocument("empty file")
+        raise EmptyDocument("empty file")
     kind = _SUFFIXES.get(path.suffix.lower()) or _sniff(head)
     if as_passages and kind not in {"jsonl", "tsv"}:
         raise SkippedDocument("not a passage file: expected .jsonl or .tsv")
@@ -86,11 +86,11 @@ def _read(path: Path, as_passages: bool) -> Iterator[Document]:
             records += 1
             yield document
         if not records:
-            raise SkippedDocument("no records in the file")
+            raise EmptyDocument("no records in the file")
         return
     document = _WHOLE_FILES[kind](path.read_bytes())
     if not document.text or document.text.isspace():
-        raise SkippedDocument("no text in the page" if kind == "html" else "only white space")
+        raise EmptyDocument("no text in the page" if kind == "html" else "only white space")
     yield document
 
 
