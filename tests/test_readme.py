@@ -61,6 +61,12 @@ def test_the_commands_run(tmp_path):
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )
         assert done.returncode == 0, f"{command}: {done.stderr}"
+        if command[1:] == ["ask", "manuals", "Which valve closes first?"]:
+            (sample,) = [block for block in blocks("text") if block.startswith("The valve")]
+            # Another build of the same model may word it otherwise; what it read and where that stands is the same.
+            cited = [re.sub(r"^.*  (?=examples/)", "", line) for line in sample.splitlines()[2:5]]
+            assert cited[0] == "examples/manuals/shutdown.md:1-7  0a2e3a4cf0df8f60-1"
+            assert all(line in done.stdout for line in cited)
         assert done.stdout.strip()
         assert "Traceback" not in done.stderr
 

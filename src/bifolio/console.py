@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -102,29 +103,15 @@ def show_answer(console: Console, answer: Answer) -> None:
     console.print()
     cited = sorted((c for c in answer.citations() if c.marker is not None), key=lambda c: c.marker or 0)
     for citation in cited:
-        line = Text.assemble(
-            (f"[{citation.marker}] ", "bold cyan"),
-            (bar(citation.weight), "cyan"),
-            f" {citation.weight:.2f}  ",
-            (on_one_line(citation.passage.place), "underline"),
-        )
-        if citation.passage.label:
-            line.append(f"  {on_one_line(citation.passage.label)}", style="dim")
-        if citation.truncated:
-            line.append("  (cut to fit)", style="yellow")
-        console.print(line)
-        console.print(Text("    ").append_text(snippet(citation.passage.text, answer.question)))
+        remark = "  cut to fit" if citation.truncated else ""
+        head = Text.assemble((f"[{citation.marker}] ", "bold cyan"), (bar(citation.weight), "cyan"))
+        head.append(f" {citation.weight:.2f}  ")
+        _entry(console, head, citation.passage, snippet(citation.passage.text, answer.question), remark)
     if not cited:
-        console.print(
-            Text("No passage carries a tenth of any sentence: this is the model's own memory.", style="yellow")
-        )
+        console.print(Text("No passage carries a tenth of any sentence.", style="yellow"))
     if answer.no_passage is not None:
-        console.print(
-            Text(
-                f"    {bar(answer.no_passage)} {answer.no_passage:.2f}  no passage (the model's own memory)",
-                style="dim",
-            )
-        )
+        memory = f"    {bar(answer.no_passage)} {answer.no_passage:.2f}  no passage (the model's own memory)"
+        console.print(Text(memory, style="dim"))
     console.print()
     console.print(_facts(answer))
     for note in answer.notes:
@@ -150,17 +137,20 @@ def show_hits(console: Console, hits: Sequence[Hit], question: str) -> None:
 
     for rank, hit in enumerate(hits, start=1):
         prior = math.exp(hit.log_prior)
-        line = Text.assemble(
-            (f"{rank:>2}. ", "bold cyan"),
-            (bar(prior), "cyan"),
-            f" {prior:.2f}  score {hit.score:.3f}  ",
-            (on_one_line(hit.passage.place), "underline"),
-        )
-        if hit.passage.label:
-            line.append(f"  {on_one_line(hit.passage.label)}", style="dim")
-        console.print(line)
-        shown = Text("    ").append_text(snippet(hit.passage.text, question))
-        console.print(shown.append(f"  {on_one_line(hit.passage.id)}", style="dim"))
+        head = Text.assemble((f"{rank:>2}. ", "bold cyan"), (bar(prior), "cyan"))
+        head.append(f" {prior:.2f}  score {hit.score:.3f}  ")
+        _entry(console, head, hit.passage, snippet(hit.passage.text, question), "")
+
+
+def _entry(console: Console, head: Text, passage: Passage, shown: Text, remark: str) -> None:
+    """A passage in three parts: where it is, under which headings, and what it says."""
+    head.append(on_one_line(passage.place), style="underline")
+    head.append(f"  {on_one_line(passage.id)}", style="dim")
+    console.print(head.append(remark, style="yellow"))
+    label = Text(on_one_line(passage.label), style="dim")
+    for part in (label, shown) if passage.label else (shown,):
+        # A terminal wraps within the indentation; elsewhere a line stays whole.
+        console.print(Padding(part, (0, 0, 0, 4)) if console.is_terminal else Text("    ").append_text(part))
 
 
 def show_passage(console: Console, passage: Passage, before: str, after: str) -> None:

@@ -225,7 +225,7 @@ def test_what_people_see(built):
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == "A river runs under the stone bridge [1]."
-    assert re.search(r"^\[1\] █{12} 1\.00  docs/river\.txt:1$", out, re.M)
+    assert re.search(r"^\[1\] █{12} 1\.00  docs/river\.txt:1  [0-9a-f]{16}-1$", out, re.M)
     assert "log p(y|x)" in lines[-1]
     assert re.search(r"retrieve \d+\.\d\d s, prefill \d+\.\d\d s, decode \d+\.\d\d s", lines[-1])
 
