@@ -332,7 +332,7 @@ def test_a_read_only_catalogue_with_a_log_is_not_read_in_half(path, shared):
 
 def test_a_closed_catalogue_says_so(path):
     with opened(path) as catalogue:
-        pass
+        assert catalogue.live_rows() == [0, 1]
     with pytest.raises(CollectionError, match="was closed: open it again"):
         catalogue.meta()
 

@@ -1,5 +1,6 @@
 """The command line as a process: pipes, locales, terminals, what is imported."""
 
+import contextlib
 import json
 import os
 import pty
@@ -217,11 +218,9 @@ def on_terminal(*arguments):
     )
     os.close(theirs)
     seen = b""
-    try:
+    with contextlib.suppress(OSError):  # how Linux says that the other end was closed
         while part := os.read(ours, 65536):
             seen += part
-    except OSError:  # how Linux says that the other end was closed
-        pass
     out, _ = process.communicate(timeout=60)
     os.close(ours)
     return process.returncode, out, seen.decode()
