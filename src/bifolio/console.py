@@ -183,6 +183,7 @@ def show_report(console: Console, report: IngestReport, most: int = 20) -> None:
     # What many files share is said once, so that what one file has alone is not lost among it.
     lines = [(file, "") for files in alike.values() if len(files) <= _ALIKE for file in files]
     lines += [(files[0], f"{len(files)} files, such as ") for files in alike.values() if len(files) > _ALIKE]
+    lines.sort(key=lambda line: list(colours).index(line[0].status))  # what is cut off below is what matters least
     for file, group in lines[:most]:
         what = f"  {group}{on_one_line(file.path)}: {on_one_line(file.reason)}"
         console.print(Text.assemble((f"{file.status:>9}", colours[file.status]), what))

@@ -293,7 +293,9 @@ class _Reader:
         if known is not None:
             return known
         for other in self._catalogue.files_like(source, digest):
-            if _is_gone(other.path):
+            # Another report.txt may have come after the first one was put away: a name alone is a move only where
+            # the folder has gone as well.
+            if _is_gone(other.path) and (other.hash == digest or _is_gone(os.path.dirname(other.path))):
                 self._catalogue.move_file(other.path, key)
                 return other if other.source == source else replace(other, hash="")
         return None

@@ -133,7 +133,7 @@ class Snapshot:
                 index.add(vectors, ids)
             except UsageError as error:  # the vectors were in order when they were written
                 raise CollectionDamagedError(
-                    f"{self._vectors}: {error}. Restore it from a backup or ingest again"
+                    f"{self._vectors}: {error}. Restore it from a backup, or delete the folder and ingest again"
                 ) from error
 
     def save_index(self, segment: Segment | None, removed: bool) -> None:

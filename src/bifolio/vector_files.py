@@ -16,6 +16,7 @@ from bifolio.catalogue import Segment
 from bifolio.errors import CollectionDamagedError
 from bifolio.staging import sync_folder
 
+_REMEDY = "Restore it from a backup, or delete the folder and ingest again"
 _DTYPE = np.dtype("<f4")
 _SMALL = 8 << 20
 """Bytes of a run of vectors that is worth a block of its own; shorter ones are copied together."""
@@ -117,9 +118,7 @@ def live_blocks(
     if waiting:
         yield _joined(waiting)
     if seen != len(live):
-        raise CollectionDamagedError(
-            f"{folder}: {len(live) - seen} passages have no vector. Restore it from a backup or ingest again"
-        )
+        raise CollectionDamagedError(f"{folder}: {len(live) - seen} passages have no vector. {_REMEDY}")
 
 
 def _joined(blocks: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -176,13 +175,11 @@ def verify(folder: Path, segments: Sequence[Segment]) -> None:
         except FileNotFoundError as error:
             raise _missing(path) from error
         if digest.hexdigest() != segment.sha256:
-            raise CollectionDamagedError(
-                f"{path} is not as it was written: its sha256 is another. Restore it from a backup or ingest again"
-            )
+            raise CollectionDamagedError(f"{path} is not as it was written: its sha256 is another. {_REMEDY}")
 
 
 def _missing(path: Path) -> CollectionDamagedError:
-    return CollectionDamagedError(f"{path} is missing. Restore it from a backup or ingest again")
+    return CollectionDamagedError(f"{path} is missing. {_REMEDY}")
 
 
 def _map(path: Path, segment: Segment, dimension: int) -> Float32[np.ndarray, "n D"]:
@@ -192,7 +189,5 @@ def _map(path: Path, segment: Segment, dimension: int) -> Float32[np.ndarray, "n
     except FileNotFoundError as error:
         raise _missing(path) from error
     if size != expected:
-        raise CollectionDamagedError(
-            f"{path} has {size} bytes, expected {expected}. Restore it from a backup or ingest again"
-        )
+        raise CollectionDamagedError(f"{path} has {size} bytes, expected {expected}. {_REMEDY}")
     return np.memmap(path, dtype=_DTYPE, mode="r", shape=(segment.rows, dimension))

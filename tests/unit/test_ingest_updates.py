@@ -137,3 +137,18 @@ def test_passages_that_are_none_keep_the_old_ones(here):
         report = collection.ingest(["docs"], as_passages=True)
         assert {status for status, _ in statuses(report).values()} == {"skipped"}
         assert texts(collection) == before
+
+
+def test_another_file_of_the_same_name_is_no_move(here, monkeypatch):
+    """Ingest report.txt, put it away, ingest the next report.txt from another folder: both stay."""
+    write_files(here / "january", {"report.txt": "The revenue was ten million.\n"})
+    write_files(here / "february", {"report.txt": "The roof leaked in the night.\n"})
+    monkeypatch.chdir(here / "january")
+    with Collection.build(["report.txt"], here / "reports", encoder=FakeEncoder()) as collection:
+        (here / "january" / "report.txt").unlink()
+        monkeypatch.chdir(here / "february")
+        collection.ingest(["report.txt"])
+        assert sorted(passage.text for passage in collection.passages()) == [
+            "The revenue was ten million.",
+            "The roof leaked in the night.",
+        ]
