@@ -18,7 +18,9 @@ from pathlib import Path
 from bifolio.catalogue import Catalogue, FileRow
 from bifolio.corpus.splitting import SplitOptions
 from bifolio.errors import CollectionExistsError, EncoderMismatchError, UsageError
-from bifolio.ingest import IngestReport, OnProgress, Sources, find_sources, ingest
+from bifolio.imported import VectorSource
+from bifolio.ingest import Sources, find_sources, ingest
+from bifolio.ingest_report import IngestReport, OnProgress
 from bifolio.loading import load_encoder
 from bifolio.models import DEFAULT_ENCODER
 from bifolio.protocols import Encoder
@@ -27,12 +29,18 @@ from bifolio.retriever import Retriever
 from bifolio.snapshot import Snapshot
 from bifolio.staging import beside, check_free
 from bifolio.types import Hit, Passage
+from bifolio.vector_sources import from_column, from_faiss
 
 _CATALOGUE = "catalogue.sqlite"
 
 
 def _silent(_: object) -> None:
     """No progress."""
+
+
+def _passage_fingerprint(encoder: Encoder) -> str:
+    """What the vectors of passages depend on; "" for an encoder that does not tell it from the questions' side."""
+    return str(getattr(encoder, "passage_fingerprint", ""))
 
 
 class Collection:
@@ -56,7 +64,7 @@ class Collection:
         self.report: IngestReport | None = None
         """What the latest ``build`` or ``ingest`` through this object did."""
         if encoder is not None:
-            self._encoder = self._same(encoder)
+            self._encoder = self._same(encoder, questions_may_differ=True)
 
     # ---- making and opening ----
 
@@ -71,6 +79,7 @@ class Collection:
         dtype: str = "auto",
         index: str = "exact",
         as_passages: bool = False,
+        vectors: str | None = None,
         split: SplitOptions | None = None,
         on_progress: OnProgress = _silent,
     ) -> Collection:
@@ -83,7 +92,9 @@ class Collection:
             device: Where an encoder given by its id runs: ``auto``, ``cpu``, ``cuda`` ...
             dtype: What it computes in: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
             index: ``exact``, ``faiss:flat`` or ``faiss:hnsw``.
-            as_passages: Every record of a .jsonl or .tsv file is a passage of its own, with its own id.
+            as_passages: Every record of a .jsonl or .tsv file, also in gzip, is a passage of its own, with its own id.
+            vectors: The paths are data sets as the ``datasets`` library saves them, or .parquet files, and the vectors
+                are those of this column: nothing is encoded but a sample, which is compared with them.
             split: How documents are split; about 100 words at sentence ends when left out.
             on_progress: Told of every file and every batch.
 
@@ -95,22 +106,75 @@ class Collection:
         """
         if isinstance(paths, str | Path):
             raise UsageError(f"paths is {paths!r}: expected a list of paths, such as [{str(paths)!r}]")
+        source = None if vectors is None else from_column(vectors)
+        return cls._make(paths, path, source, encoder, device, dtype, index, as_passages, split, on_progress)
+
+    @classmethod
+    def from_faiss(
+        cls,
+        index_file: str | Path,
+        passages: str | Path,
+        path: str | Path,
+        *,
+        encoder: str | Encoder = DEFAULT_ENCODER,
+        device: str = "auto",
+        dtype: str = "auto",
+        index: str = "exact",
+        on_progress: OnProgress = _silent,
+    ) -> Collection:
+        """Make a new collection with the vectors of a FAISS index that was made elsewhere.
+
+        Args:
+            index_file: A flat or HNSW index; it is read into memory.
+            passages: A .jsonl or .tsv file, also in gzip, with the index's passages in the order of its vectors.
+            path: Folder of the new collection.
+            encoder: The encoder that made the vectors: a sample of them is compared with its own.
+            device: As for :meth:`build`.
+            dtype: As for :meth:`build`.
+            index: As for :meth:`build`; the collection makes its own.
+            on_progress: Told of the file and of every lot of passages.
+
+        Raises:
+            DocumentError: the index cannot be read, or does not keep its vectors.
+            MissingPathError: a file does not exist, or they do not belong together; the message says why.
+            CollectionExistsError: something is at ``path`` already.
+            ModelMissingError: the encoder is not in the cache.
+        """
+        source = from_faiss(index_file)
+        return cls._make([passages], path, source, encoder, device, dtype, index, True, None, on_progress)
+
+    @classmethod
+    def _make(
+        cls,
+        paths: Sequence[str | Path],
+        path: str | Path,
+        vectors: VectorSource | None,
+        encoder: str | Encoder,
+        device: str,
+        dtype: str,
+        index: str,
+        as_passages: bool,
+        split: SplitOptions | None,
+        on_progress: OnProgress,
+    ) -> Collection:
+        """As :meth:`build`, wherever the vectors come from."""
         if cls.exists(path):
             raise CollectionExistsError(f"{path} is a collection already; add to it with ingest instead")
         target = check_free(Path(path))
         # What is wrong with the arguments is told before anything is loaded.
-        sources = find_sources(paths, target)
+        sources = find_sources(paths, target, vectors)
         index_class, argument = resolve("index", index)
         index_class(1, argument)
         loaded = load_encoder(encoder, device=device, dtype=dtype) if isinstance(encoder, str) else encoder
         with beside(target) as folder:
             catalogue = Catalogue.create(folder / _CATALOGUE)
             try:
-                catalogue.set_meta({"encoder": asdict(loaded.spec), "index": index, "generation": 0, "next_row": 0})
+                facts = {"encoder": asdict(loaded.spec), "passage_encoder": _passage_fingerprint(loaded)}
+                catalogue.set_meta({**facts, "index": index, "generation": 0, "next_row": 0})
             finally:
                 catalogue.close()
             with cls.open(folder, encoder=loaded) as made:  # its end folds the write-ahead log into the file
-                report = made._ingest(sources, as_passages=as_passages, split=split, on_progress=on_progress)
+                report = made._ingest(sources, vectors, as_passages=as_passages, split=split, on_progress=on_progress)
         opened = cls.open(path, encoder=loaded)
         opened.report = replace(report, collection=str(path))
         return opened
@@ -122,6 +186,13 @@ class Collection:
         """Open a collection at its newest generation, and stay there until the next ``ingest`` through this object.
 
         The encoder is loaded when it is first needed: looking at passages needs no model.
+
+        Args:
+            path: Folder of the collection.
+            encoder: The one that it was built with, or, of a pair, another question encoder with the passage encoder
+                that it was built with: what is stored depends on that one alone.
+            device: Where the encoder runs.
+            dtype: What it computes in.
 
         Raises:
             CollectionMissingError: there is none at ``path``.
@@ -166,10 +237,13 @@ class Collection:
         paths: Sequence[str | Path],
         *,
         as_passages: bool = False,
+        vectors: str | None = None,
         split: SplitOptions | None = None,
         on_progress: OnProgress = _silent,
     ) -> IngestReport:
         """Add new files and update changed ones, all in one transaction; what is not named or not there stays.
+
+        The arguments are those of :meth:`build`.
 
         A file without any text now has no passages. A file that stood elsewhere and is no longer there, under this
         name or with this content, is the same file.
@@ -180,12 +254,14 @@ class Collection:
         """
         if isinstance(paths, str | Path):
             raise UsageError(f"paths is {paths!r}: expected a list of paths, such as [{str(paths)!r}]")
-        sources = find_sources(paths, self.path)
-        return self._ingest(sources, as_passages=as_passages, split=split, on_progress=on_progress)
+        source = None if vectors is None else from_column(vectors)
+        sources = find_sources(paths, self.path, source)
+        return self._ingest(sources, source, as_passages=as_passages, split=split, on_progress=on_progress)
 
     def _ingest(
         self,
         sources: Sources,
+        vectors: VectorSource | None,
         *,
         as_passages: bool,
         split: SplitOptions | None,
@@ -198,7 +274,8 @@ class Collection:
                     writer,
                     lambda: self.encoder,
                     sources,
-                    as_passages=as_passages,
+                    as_passages=as_passages or vectors is not None,
+                    vectors=vectors,
                     options=split or SplitOptions(),
                     on_progress=on_progress,
                     index=Snapshot(self.path, writer).save_index,
@@ -233,10 +310,12 @@ class Collection:
                 self._encoder = self._same(load_encoder(model, device=self._device, dtype=self._dtype))
             return self._encoder
 
-    def _same(self, encoder: Encoder) -> Encoder:
+    def _same(self, encoder: Encoder, *, questions_may_differ: bool = False) -> Encoder:
         spec = self._now.meta["encoder"]
         mine, given = spec["fingerprint"], encoder.spec.fingerprint
-        if mine != given:
+        passages = self._now.meta.get("passage_encoder")
+        alike = questions_may_differ and passages and passages == _passage_fingerprint(encoder)
+        if mine != given and not alike:
             raise EncoderMismatchError(
                 f"{self.path} was built with encoder {mine} ({spec['model']}), and this is {given} "
                 f"({encoder.spec.model}): their vectors cannot be compared. Use the first, or build a new collection"

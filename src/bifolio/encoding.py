@@ -6,8 +6,8 @@ read is encoded.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +16,11 @@ from jaxtyping import Float32
 from bifolio.catalogue import Catalogue, Segment
 from bifolio.errors import ModelError
 from bifolio.protocols import Encoder
+from bifolio.twins import Twins
 from bifolio.types import Passage
 from bifolio.vector_files import SegmentWriter, vectors_of, verify, worth_copying
 
 _PORTION = 4096  # passages that are sorted by length and encoded together
-
-
-def encoder_input(passage: Passage) -> bytes:
-    """Equal for passages that an encoder cannot tell apart: it reads the label and the text."""
-    return hashlib.sha256(f"{passage.label}\0{passage.text}".encode()).digest()
 
 
 def portions(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
@@ -44,7 +40,7 @@ def encode(
     folder: Path,
     encoder: Encoder,
     rows: range,
-    twins: Mapping[int, int],
+    twins: Twins,
     on_batch: Callable[[int], None],
 ) -> tuple[Segment | None, int]:
     """The vectors of new rows in a new file, and how many of them were encoded.
@@ -54,20 +50,20 @@ def encode(
         folder: Of the files of vectors.
         encoder: The collection's encoder.
         rows: The new rows.
-        twins: For a new row an older one with the same :func:`encoder_input`.
+        twins: Which of the new rows have an older one that the encoder cannot tell from it.
         on_batch: Told after every n passages.
 
     Raises:
         ModelError: the encoder gave something that is no vector.
         CollectionDamagedError: a vector that was to be copied is not as it was written.
     """
-    segments, usable = worth_copying(catalogue.segments(), np.array(sorted(twins.values()), dtype=np.int64))
+    segments = worth_copying(catalogue.segments(), twins.count)
     verify(folder, segments)
-    old, first, encoded = set(usable.tolist()), rows.start, 0
+    first, encoded = rows.start, 0
     with SegmentWriter(folder, first) as writer:
         for portion in portions(catalogue.passages_between(rows.start, rows.stop)):
-            copies = {place: twins[row] for place, row in enumerate(range(first, first + len(portion))) if row in twins}
-            copies = {place: row for place, row in copies.items() if row in old}
+            known = twins.between(first, first + len(portion))
+            copies = {row - first: old for row, old in known.items() if _is_in(segments, old)}
             fresh = [place for place in range(len(portion)) if place not in copies]
             vectors = np.empty((len(portion), encoder.spec.dimension), dtype=np.float32)
             if fresh:
@@ -80,6 +76,12 @@ def encode(
             first += len(portion)
             encoded += len(fresh)
         return writer.finish(), encoded
+
+
+def _is_in(segments: Sequence[Segment], row: int) -> bool:
+    """Whether one of the segments, by ``first_row``, has a row."""
+    at = bisect_right(segments, row, key=lambda segment: segment.first_row) - 1
+    return at >= 0 and row < segments[at].first_row + segments[at].rows
 
 
 def _vectors(encoder: Encoder, passages: list[Passage], on_batch: Callable[[int], None]) -> Float32[np.ndarray, "N D"]:

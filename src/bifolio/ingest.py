@@ -16,7 +16,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from bifolio.catalogue import Catalogue, FileRow, Segment
 from bifolio.corpus.files import find_files, skipped_links
 from bifolio.corpus.readers import read
 from bifolio.corpus.splitting import Places, SplitOptions, split
-from bifolio.encoding import encode, encoder_input, portions
+from bifolio.encoding import encode, portions
 from bifolio.errors import (
     BifolioError,
     CollectionError,
@@ -34,73 +34,17 @@ from bifolio.errors import (
     ModelError,
     SkippedDocument,
 )
+from bifolio.imported import Importer, VectorSource
+from bifolio.ingest_report import FileReport, IngestProgress, IngestReport, OnProgress
 from bifolio.protocols import Encoder
+from bifolio.twins import Twins
 from bifolio.types import Document
 from bifolio.vector_files import drop_strangers
 
 _LOG = logging.getLogger("bifolio")
 _SHOWN = 3  # remarks about one file that are told
 _LONGEST = 300  # characters of a remark
-
-
-@dataclass(frozen=True)
-class FileReport:
-    """How one file went.
-
-    Attributes:
-        path: The file as the user named it.
-        status: ``ok``, ``warning``, ``skipped``, ``failed`` or ``unchanged``.
-        reason: Why, for a person; "" when there is nothing to say.
-        passages: Passages that the collection has of it now.
-    """
-
-    path: str
-    status: str
-    reason: str
-    passages: int
-
-
-@dataclass(frozen=True)
-class IngestReport:
-    """What an ingest did; ``documents`` and ``passages`` count the whole collection afterwards.
-
-    Attributes:
-        collection: Path of the collection.
-        generation: Name of the state that the collection has now.
-        documents: Documents in it.
-        passages: Passages in it.
-        added: Passages that this ingest encoded; those that were only moved have their vectors already.
-        files: One report per file, in the order of reading.
-        seconds: Wall time.
-    """
-
-    collection: str
-    generation: str
-    documents: int
-    passages: int
-    added: int
-    files: tuple[FileReport, ...]
-    seconds: float
-
-
-@dataclass(frozen=True)
-class IngestProgress:
-    """Where an ingest is.
-
-    Attributes:
-        stage: ``read`` (the unit is files) or ``encode`` (the unit is passages).
-        done: Units done.
-        total: Units in all.
-        current: What is being worked on.
-    """
-
-    stage: str
-    done: int
-    total: int
-    current: str = ""
-
-
-OnProgress = Callable[[IngestProgress], None]
+_OFTEN = 10_000  # passages of one file between two reports
 
 
 class Sources(NamedTuple):
@@ -115,14 +59,20 @@ class Sources(NamedTuple):
     skipped: list[FileReport]
 
 
-def find_sources(paths: Sequence[str | Path], collection: Path) -> Sources:
+def find_sources(paths: Sequence[str | Path], collection: Path, vectors: VectorSource | None = None) -> Sources:
     """The files to read; a collection does not read itself.
+
+    Args:
+        paths: Files and folders.
+        collection: Where the collection is or will be.
+        vectors: Where they have their vectors, if they have some.
 
     Raises:
         MissingPathError: a path does not exist, or there is no file.
     """
     home = collection.resolve()
-    found = [(path, source) for path, source in find_files(paths) if not path.is_relative_to(home)]
+    find = vectors.find if vectors else find_files
+    found = [(path, source) for path, source in find(paths) if not path.is_relative_to(home)]
     if not found:
         raise MissingPathError(f"no file to read in {', '.join(map(str, paths)) or 'no path at all'}")
     return Sources(found, [FileReport(name, "skipped", reason, 0) for name, reason in skipped_links(paths)])
@@ -136,7 +86,8 @@ def ingest(
     as_passages: bool,
     options: SplitOptions,
     on_progress: OnProgress,
-    index: Callable[[Segment | None, bool], None],
+    index: Callable[[Sequence[Segment], bool], None],
+    vectors: VectorSource | None = None,
 ) -> IngestReport:
     """Add new files and update changed ones, in one transaction.
 
@@ -147,8 +98,9 @@ def ingest(
         as_passages: Every record of a .jsonl or .tsv file is a passage with its own id.
         options: How documents are split.
         on_progress: Told of every file and every batch.
-        index: Called before the commit with the new segment (or None) and whether passages were removed; brings
-            the dense index up to date.
+        index: Called before the commit with the new segments and whether passages were removed; brings the dense
+            index up to date.
+        vectors: Where the passages of these files have their vectors; they are encoded if it is left out.
 
     Raises:
         MissingPathError: the collection would have no passage.
@@ -156,34 +108,50 @@ def ingest(
         ModelError: the encoder gave something that is no vector.
     """
     started = time.monotonic()
-    how = json.dumps({"as_passages": as_passages, **asdict(options)}, sort_keys=True)
-    with catalogue.writing(), _tidy(catalogue) as vectors:
+    origin = {"vectors": vectors.identity} if vectors else {}
+    how = json.dumps({"as_passages": as_passages, **asdict(options), **origin}, sort_keys=True)
+    with catalogue.writing(), _tidy(catalogue) as folder, Twins() as twins:
         meta = catalogue.meta()
         first, generation = int(meta["next_row"]), int(meta["generation"])
-        reader = _Reader(catalogue, encoder, how, as_passages, options, first)
+        importer = Importer(vectors, catalogue, folder, encoder) if vectors else None
+        reader = _Reader(catalogue, encoder, how, as_passages, options, first, twins, importer)
         reports = []
         total = len(sources.files)
         for done, (path, source) in enumerate(sources.files):
-            on_progress(IngestProgress("read", done, total, source))
-            reports.append(reader.take(path, source))
+            here = IngestProgress("read", done, total, source)
+            on_progress(here)
+            reports.append(reader.take(path, source, _often(on_progress, here)))
         on_progress(IngestProgress("read", total, total))
         reports += sources.skipped
         documents, passages = catalogue.counts()
         if not passages:
             raise MissingPathError(_nothing(reports))
-        segment, added = None, 0
-        told = _counting(on_progress, reader.row - first)
-        if reader.row > first:
-            segment, added = encode(catalogue, vectors, encoder(), range(first, reader.row), reader.twins, told)
-        if segment is not None or reader.removed:
-            if segment is not None:
+        segments, added = importer.segments if importer else [], reader.row - first
+        told = _counting(on_progress, added)
+        if importer:
+            told(added)
+        elif added:
+            segment, added = encode(catalogue, folder, encoder(), range(first, reader.row), twins, told)
+            segments = [segment] if segment else []
+        if segments or reader.removed:
+            for segment in segments:
                 catalogue.add_segment(segment)
             generation += 1
             catalogue.set_meta({"next_row": reader.row, "generation": generation})
-            index(segment, reader.removed)
+            index(segments, reader.removed)
     seconds = time.monotonic() - started
     collection = str(catalogue.path.parent)
     return IngestReport(collection, str(generation), documents, passages, added, tuple(reports), seconds)
+
+
+def _often(on_progress: OnProgress, here: IngestProgress) -> Callable[[int], None]:
+    """Tell how many passages of a file are done, now and then."""
+
+    def on_passages(count: int) -> None:
+        if count and not count % _OFTEN:
+            on_progress(replace(here, passages=count))
+
+    return on_passages
 
 
 def _counting(on_progress: OnProgress, total: int) -> Callable[[int], None]:
@@ -237,19 +205,26 @@ class _Reader:
         as_passages: bool,
         options: SplitOptions,
         row: int,
+        twins: Twins,
+        importer: Importer | None,
     ) -> None:
         self._catalogue = catalogue
         self._encoder = encoder
         self._how = how
         self._as_passages = as_passages
         self._options = options
+        self._twins = twins
+        self._importer = importer
         self.row = row  # of the next passage
         self.removed = False  # whether an older version of a file had passages
-        self.twins: dict[int, int] = {}  # for a new row an older one of the file with the same encoder_input
+        self._told: Callable[[int], None]
 
-    def take(self, path: Path, source: str) -> FileReport:
-        """Read one file; whatever is wrong with it ends up in its report, and what was known of it stays."""
-        first, key = self.row, _key(path)
+    def take(self, path: Path, source: str, told: Callable[[int], None]) -> FileReport:
+        """Read one file; whatever is wrong with it ends up in its report, and what was known of it stays.
+
+        ``told(n)`` is told when it has n passages.
+        """
+        first, key, self._told = self.row, _key(path), told
         before = self._catalogue.rows_of(key)
         try:
             digest = _sha256(path)
@@ -257,7 +232,8 @@ class _Reader:
             before = self._catalogue.rows_of(key)
             if known and (known.hash, known.options) == (digest, self._how):
                 return FileReport(source, "unchanged", "", len(before))
-            inputs = self._inputs(before)
+            if before and self._importer is None:
+                self._twins.expect(before.start, self._catalogue.passages_between(before.start, before.stop))
             with self._catalogue.undoing():
                 file, warnings = self._store(path, source, digest)
         except SkippedDocument as error:
@@ -277,7 +253,7 @@ class _Reader:
             status, reason = "failed", f"could not be read: {type(error).__name__}: {error}"
         else:
             self.removed = self.removed or bool(before)
-            status, reason = self._finish(file, first, inputs, warnings)
+            status, reason = self._finish(file, first, bool(before), warnings)
             return FileReport(source, status, reason, self.row - first)
         self.row, reason = first, _brief([reason])
         if before:
@@ -300,35 +276,31 @@ class _Reader:
                 return other if other.source == source else replace(other, hash="")
         return None
 
-    def _inputs(self, rows: range) -> dict[bytes, int]:
-        """Rows by what the encoder reads of them."""
-        passages = self._catalogue.passages_between(rows.start, rows.stop)
-        return {encoder_input(passage): row for row, passage in zip(rows, passages, strict=True)}
-
     def _store(self, path: Path, source: str, digest: str) -> tuple[int, Iterable[str]]:
         """The number of the file and what its documents warn of."""
         added = datetime.now(timezone.utc).isoformat(timespec="seconds")
         file, source = self._catalogue.replace_file(_key(path), source, hash=digest, options=self._how, added=added)
         first = self.row
+        if self._importer is not None:
+            return file, self._importer.take(path, first, lambda document: self._add(file, source, first, document))
         warnings: dict[str, None] = {}  # an ordered set: a thousand records may say the same
         for document in read(path, as_passages=self._as_passages):
-            self._add(file, source, document)
+            self._add(file, source, first, document)
             warnings |= dict.fromkeys(document.warnings)
         if self.row == first:
             raise EmptyDocument("no text in it")
         return file, warnings
 
-    def _finish(self, file: int, first: int, inputs: dict[bytes, int], warnings: Iterable[str]) -> tuple[str, str]:
+    def _finish(self, file: int, first: int, known: bool, warnings: Iterable[str]) -> tuple[str, str]:
         """What needs the encoder: which passages it has read before, and which are too long for it."""
         encoder, row, long = self._encoder(), first, 0
         window = encoder.spec.window
-        for portion in portions(self._catalogue.passages_between(first, self.row)):
+        to_encode = self._catalogue.passages_between(first, self.row) if self._importer is None else ()
+        for portion in portions(to_encode):
             long += int((encoder.passage_lengths(portion) > window).sum())
-            for passage in portion if inputs else ():
-                twin = inputs.get(encoder_input(passage))
-                if twin is not None:
-                    self.twins[row] = twin
-                row += 1
+            if known:
+                self._twins.match(row, portion)
+            row += len(portion)
         remarks = list(warnings)
         if long:
             total = self.row - first
@@ -337,17 +309,22 @@ class _Reader:
         self._catalogue.set_status(file, status, reason)
         return status, reason
 
-    def _add(self, file: int, source: str, document: Document) -> None:
+    def _add(self, file: int, source: str, first: int, document: Document) -> bool:
+        """Put a document's passages into the catalogue; False if there are none."""
         spans = split(document, self._options)
         if not spans:
-            return
+            return False
         number = self._catalogue.add_document(file, document)
         places = Places(document, source)
-        key = hashlib.sha256(f"{source}\0{document.member}\0{document.text}".encode()).hexdigest()[:16]
+        # A passage without an id is known by its place: the same text may stand twice in a file.
+        name = places.of(spans[0]) if document.whole and not document.member else document.member
+        key = hashlib.sha256(f"{source}\0{name}\0{document.text}".encode()).hexdigest()[:16]
         for ordinal, span in enumerate(spans, start=1):
-            passage_id = document.member if document.whole else f"{key}-{ordinal}"
+            passage_id = document.member if document.whole and document.member else f"{key}-{ordinal}"
             self._catalogue.add_passage(self.row, passage_id, number, span, places.of(span))
             self.row += 1
+            self._told(self.row - first)
+        return True
 
 
 def _key(path: Path) -> str:

@@ -21,7 +21,7 @@ from bifolio.errors import CollectionDamagedError, NotFoundError, UsageError
 from bifolio.protocols import DenseIndex
 from bifolio.registry import resolve
 from bifolio.types import Passage
-from bifolio.vector_files import live_blocks, verify
+from bifolio.vector_files import live_blocks, vectors_of, verify
 
 _LOG = logging.getLogger("bifolio")
 
@@ -71,6 +71,18 @@ class Snapshot:
         if missing := [row for row in rows[0].tolist() if row not in passages]:
             raise CollectionDamagedError(f"{self.path}: the index names rows {missing} that have no passage")
         return [(passages[row], score) for row, score in zip(rows[0].tolist(), scores[0].tolist(), strict=True)]
+
+    def vectors(self, passage_ids: Sequence[str]) -> Float32[np.ndarray, "K D"]:
+        """E_P(z) of passages, as stored, in the order of their ids.
+
+        Raises:
+            NotFoundError: there is no such passage.
+        """
+        rows = self.catalogue.rows_by_id(passage_ids)
+        if missing := [name for name in passage_ids if name not in rows]:
+            raise NotFoundError(f"no passage {missing[0]!r} in {self.path}")
+        wanted = np.array([rows[name] for name in passage_ids], dtype=np.int64)
+        return vectors_of(self._vectors, self.catalogue.segments(), self._dimension, wanted)
 
     def passage(self, passage_id: str) -> Passage:
         """A passage by its id.
@@ -123,7 +135,7 @@ class Snapshot:
     def _build_index(self) -> DenseIndex:
         index_class, argument = resolve("index", self.meta["index"])
         index: DenseIndex = index_class(self._dimension, argument)
-        live = np.array(self.catalogue.live_rows(), dtype=np.int64)
+        live = self.catalogue.live_row_array()
         self._add(index, self.catalogue.segments(), live)
         return index
 
@@ -136,19 +148,20 @@ class Snapshot:
                     f"{self._vectors}: {error}. Restore it from a backup, or delete the folder and ingest again"
                 ) from error
 
-    def save_index(self, segment: Segment | None, removed: bool) -> None:
+    def save_index(self, segments: Sequence[Segment], removed: bool) -> None:
         """Inside an ingest's transaction: save the index of the state that is about to be committed.
 
         Args:
-            segment: The vectors that the ingest added; None if it added none.
+            segments: The vectors that the ingest added.
             removed: Whether passages were removed: no index can forget, so it is built anew.
         """
         if self.meta["index"] == "exact":  # the vectors are the index
             return
         index = None if removed else self._load_index()
-        if index is not None and segment is not None:
-            rows = np.arange(segment.first_row, segment.first_row + segment.rows, dtype=np.int64)
-            self._add(index, [segment], rows)
+        if index is not None:
+            for segment in segments:
+                rows = np.arange(segment.first_row, segment.first_row + segment.rows, dtype=np.int64)
+                self._add(index, [segment], rows)
         if index is None or len(index) != len(self):
             verify(self._vectors, self.catalogue.segments())  # what goes into a saved index is read for long
             index = self._build_index()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -146,18 +146,16 @@ def _inside(segment: Segment, rows: Int64[np.ndarray, " N"]) -> int:
     return int(end - first)
 
 
-def worth_copying(
-    segments: Sequence[Segment], rows: Int64[np.ndarray, " N"]
-) -> tuple[list[Segment], Int64[np.ndarray, " n"]]:
-    """Segments from which vectors are better copied than made anew, and those of the ``rows`` that they have.
+def worth_copying(segments: Sequence[Segment], count: Callable[[int, int], int]) -> list[Segment]:
+    """Segments from which vectors are better copied than made anew.
+
+    ``count(first, end)`` says how many vectors of rows ``first`` to before ``end`` are wanted.
 
     A segment is read from end to end before anything is copied from it (:func:`verify`). Encoding one passage takes
     as long as checking some thousands of vectors, so one in a thousand is enough.
     """
-    rows = np.unique(rows)
-    chosen = [s for s in segments if _inside(s, rows) * 1000 >= s.rows]
-    kept = [rows[(rows >= s.first_row) & (rows < s.first_row + s.rows)] for s in chosen]
-    return chosen, np.concatenate([np.empty(0, dtype=np.int64), *kept])
+    counts = ((segment, count(segment.first_row, segment.first_row + segment.rows)) for segment in segments)
+    return [segment for segment, wanted in counts if wanted and wanted * 1000 >= segment.rows]
 
 
 def verify(folder: Path, segments: Sequence[Segment]) -> None:

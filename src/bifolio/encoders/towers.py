@@ -72,7 +72,7 @@ def check_kinds(folder: Path, passage_folder: Path | None) -> str:
         if kind == DPR_KINDS[0]:
             raise UsageError(
                 f"{folder} is DPR's question encoder alone; give its passage encoder (DPRContextEncoder) too: "
-                "passage_folder=..."
+                "passage_folder=..., or the encoder id 'QUESTION,PASSAGE'"
             )
         if kind == DPR_KINDS[1]:
             raise UsageError(

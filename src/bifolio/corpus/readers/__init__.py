@@ -11,7 +11,7 @@ from bifolio.corpus.files import find_files
 from bifolio.corpus.readers.html import read_html
 from bifolio.corpus.readers.markdown import read_markdown
 from bifolio.corpus.readers.pdf import read_pdf
-from bifolio.corpus.readers.records import read_jsonl, read_tsv
+from bifolio.corpus.readers.records import open_bytes, read_jsonl, read_tsv, unpacked
 from bifolio.corpus.readers.text import read_text
 from bifolio.errors import DocumentError, EmptyDocument, MissingPathError, SkippedDocument
 from bifolio.types import Document
@@ -31,13 +31,14 @@ _WHOLE_FILES: dict[str, Callable[[bytes], Document]] = {
     "markdown": read_markdown,
     "html": read_html,
 }
+_RECORDS = ("jsonl", "tsv")
 _HEAD = 8192
 _BEFORE_HTML = re.compile(rb"\s+|\xef\xbb\xbf|<\?[^>]*>|<!--.*?-->", re.DOTALL)
 _HTML = re.compile(rb"<(?:!doctype\s+html|html)\b", re.IGNORECASE)
 
 
 def read(path: Path, *, as_passages: bool = False) -> Iterator[Document]:
-    """Read the documents of one file, in order. JSONL and TSV are streamed, so an error may follow some documents.
+    """Read the documents of one file, in order. JSONL and TSV, also in gzip, are streamed: an error may come late.
 
     A record without text may come later than those with text that follow it: the last of them tells of all.
 
@@ -69,19 +70,20 @@ def _read(path: Path, as_passages: bool) -> Iterator[Document]:
         raise MissingPathError(f"no such file: {path}")
     if not path.is_file():
         raise SkippedDocument("not a regular file")
-    with path.open("rb") as file:
+    packed = unpacked(path) != path and _SUFFIXES.get(unpacked(path).suffix.lower()) in _RECORDS
+    with open_bytes(path) if packed else path.open("rb") as file:
         head = file.read(_HEAD)
     if not head:
         raise EmptyDocument("empty file")
-    kind = _SUFFIXES.get(path.suffix.lower()) or _sniff(head)
-    if as_passages and kind not in {"jsonl", "tsv"}:
-        raise SkippedDocument("not a passage file: expected .jsonl or .tsv")
+    kind = _SUFFIXES.get((unpacked(path) if packed else path).suffix.lower()) or _sniff(head)
+    if as_passages and kind not in _RECORDS:
+        raise SkippedDocument("not a passage file: expected .jsonl or .tsv, or one of them with .gz")
     if kind == "pdf":
         yield read_pdf(path)
         return
     refuse_binary(head)
     records = 0
-    if kind in {"jsonl", "tsv"}:
+    if kind in _RECORDS:
         for document in (read_jsonl if kind == "jsonl" else read_tsv)(path, as_passages):
             records += 1
             yield document

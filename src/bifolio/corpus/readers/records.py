@@ -1,15 +1,23 @@
-"""JSONL and TSV: each record is a document; read as a stream."""
+"""JSONL and TSV, as they are or compressed with gzip: each record is a document; read as a stream.
+
+Memory does not grow with the file: one record is held at a time, and the ids that were met are kept on the disk.
+"""
 
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import json
 import math
 import re
+import sqlite3
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from bifolio.corpus.charset import byte_order_mark
 from bifolio.corpus.cleaning import clean
@@ -19,7 +27,39 @@ from bifolio.types import Document, Mark
 
 _UNDECODABLE = re.compile("[\udc80-\udcff]")
 _LONGEST_FIELD = 2**31 - 1
+_LONGEST_RECORD = 64 << 20
+"""Characters of a record: a few bytes of gzip may stand for a line without an end."""
+_LOOKED_THROUGH = 1 << 30  # bytes after a fault that are unpacked to see whether the packing is the cause
 _NAMED = 3  # records without text
+
+
+def unpacked(path: Path) -> Path:
+    """The name that a file has without gzip's suffix: its suffix decides on the format."""
+    return path.with_suffix("") if path.suffix.lower() == ".gz" else path
+
+
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, out of gzip where its name says so.
+
+    Raises:
+        DocumentError: It is no gzip, or a damaged one; wherever reading stands then.
+    """
+    if unpacked(path) == path:
+        with path.open("rb") as file:
+            yield file
+        return
+    try:
+        with gzip.open(path, "rb") as packed:
+            try:
+                yield cast(IO[bytes], packed)
+            except DocumentError:  # what is wrong with the text may come from damage that shows at the end only
+                for _ in range(_LOOKED_THROUGH >> 16):
+                    if not packed.read(1 << 16):
+                        break
+                raise
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DocumentError(f"damaged gzip, or cut short ({error}): fetch it again") from error
 
 
 def read_jsonl(path: Path, whole: bool) -> Iterator[Document]:
@@ -39,9 +79,9 @@ def read_jsonl(path: Path, whole: bool) -> Iterator[Document]:
 
 
 def _objects(path: Path, whole: bool) -> Iterator[Document]:
-    ids = _Ids()
-    with _open(path, newline="\n") as file:
-        for number, line in enumerate(file, 1):
+    with _Ids() as ids, _open(path, newline="\n") as lines:
+        for number, line in enumerate(lines, 1):
+            lines.taken = 0
             _check_decoded(line, number)
             if not line.strip():
                 continue
@@ -81,21 +121,26 @@ def read_tsv(path: Path, whole: bool) -> Iterator[Document]:
     """
     if csv.field_size_limit() < _LONGEST_FIELD:  # csv has no limit of one reader alone, and its default is 128 KiB
         csv.field_size_limit(_LONGEST_FIELD)
-    with _open(path, newline="") as file:
-        header = [name.strip() for name in file.readline().rstrip("\r\n").split("\t")]
+    with _open(path, newline="") as lines:
+        header = [name.strip() for name in next(lines, "").rstrip("\r\n").split("\t")]
         header = [clean(name[1:-1] if name[:1] == name[-1:] == '"' else name) for name in header]
         if {"id", "text"} <= set(header):
-            yield from _with_warnings(_rows(file, header, whole))
+            yield from _with_warnings(_rows(lines, header, whole))
             return
-    if whole:
+    if whole or unpacked(path) != path:
         raise DocumentError(f"line 1: expected a header with the columns id and text, got {', '.join(header)[:80]!r}")
     yield read_text(path.read_bytes())
 
 
-def _rows(file: IO[str], header: list[str], whole: bool) -> Iterator[Document]:
-    ids = _Ids()
-    rows = csv.reader(file, delimiter="\t", strict=True)
+def _rows(lines: _Lines, header: list[str], whole: bool) -> Iterator[Document]:
+    with _Ids() as ids:
+        yield from _rows_with(ids, lines, header, whole)
+
+
+def _rows_with(ids: _Ids, lines: _Lines, header: list[str], whole: bool) -> Iterator[Document]:
+    rows = csv.reader(lines, delimiter="\t", strict=True)
     while True:
+        lines.taken = 0
         number = rows.line_num + 2  # the header was read before
         try:
             row = next(rows, None)
@@ -124,10 +169,20 @@ def _rows(file: IO[str], header: list[str], whole: bool) -> Iterator[Document]:
 
 
 class _Ids:
-    """The ids of a file, each with its line."""
+    """The ids of a file, each with its line; SQLite moves them to a file of its own when they become many."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, int] = {}
+        self._db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._db.executescript(
+            "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;"
+            "CREATE TABLE ids (name TEXT PRIMARY KEY, line INTEGER NOT NULL) WITHOUT ROWID; BEGIN"
+        )
+
+    def __enter__(self) -> _Ids:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
 
     def name(self, given: object, line: int) -> str:
         """The record's id, or its line number if it has none."""
@@ -135,17 +190,48 @@ class _Ids:
             raise DocumentError(f"line {line}: field 'id' must be a string or an integer, got {_kind(given)}")
         name = clean(str(given)).strip() if given is not None else ""
         name = name or str(line)
-        first = self._lines.setdefault(name, line)
-        if first != line:
-            raise DocumentError(f"line {line}: id {name!r} is already that of line {first}")
+        try:
+            self._db.execute("INSERT INTO ids VALUES (?, ?)", (name, line))
+        except sqlite3.IntegrityError:
+            (first,) = self._db.execute("SELECT line FROM ids WHERE name = ?", (name,)).fetchone()
+            raise DocumentError(f"line {line}: id {name!r} is already that of line {first}") from None
         return name
 
 
-def _open(path: Path, newline: str) -> IO[str]:
-    with path.open("rb") as file:
+class _Lines:
+    """The lines of a file. Whoever reads sets ``taken`` to 0 where a record begins."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self.taken = 0
+        """Characters since then."""
+        self._number = 0
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        self._number += 1
+        line = self._file.readline(_LONGEST_RECORD + 1)
+        self.taken += len(line)
+        if self.taken > _LONGEST_RECORD:
+            raise DocumentError(
+                f"line {self._number}: the record has more than {_LONGEST_RECORD:,} characters, "
+                "which is no passage and no document"
+            )
+        if not line:
+            raise StopIteration
+        return line
+
+
+@contextmanager
+def _open(path: Path, newline: str) -> Iterator[_Lines]:
+    with open_bytes(path) as file:
         mark = byte_order_mark(file.read(4))
     encoding = {"": "utf-8", "utf-8": "utf-8-sig"}.get(mark, mark[:6])  # "utf-16" and "utf-32" drop their mark
-    return path.open(encoding=encoding, errors="surrogateescape", newline=newline)
+    with open_bytes(path) as file:
+        text = io.TextIOWrapper(file, encoding=encoding, errors="surrogateescape", newline=newline)
+        yield _Lines(text)
 
 
 def _check_decoded(line: str, number: int) -> None:
