@@ -11,7 +11,11 @@ from hypothesis import settings
 from jaxtyping import install_import_hook
 
 # Before any module of bifolio is imported, or its shapes go unchecked.
-CHECKED = ("marginal", "decode", "cite", "generators.causal", "encoders.transformer")
+CHECKED = (
+    "marginal", "hypotheses", "decode", "passagewise", "cite", "encoders.transformer",
+    "generators.attention", "generators.causal", "generators.ends", "generators.grid", "generators.rows",
+    "generators.seq2seq", "generators.seq2seq_prompts", "generators.tree",
+)  # fmt: skip
 install_import_hook([f"bifolio.{name}" for name in CHECKED], "beartype.beartype")
 
 # Speed belongs in benchmarks/, so no deadline; in CI the same examples are drawn every time.

@@ -9,7 +9,7 @@ import numpy as np
 
 from bifolio.errors import UsageError
 from bifolio.generators.templates import check_style
-from bifolio.protocols import EncoderSpec, GeneratorSpec
+from bifolio.protocols import EncoderSpec, GeneratorSpec, Kept
 
 DIMENSION = 32
 COPY = 0.9
@@ -66,15 +66,26 @@ class FakeGenerator:
         self.spec = GeneratorSpec("fake-generator", len(self.words), 0, window, tuple(languages))
         self.reads: list[tuple[str, list[str], str, int, bool]] = []
 
-    def read(self, question, passages, *, style, max_tokens, no_passage):
-        check_style(style)
-        self.reads.append((question, [p.id for p in passages], style, max_tokens, no_passage))
-        room = self.spec.window - len(question.split()) - max_tokens
-        if room < 1:
-            raise UsageError(f"the window of {self.spec.window} tokens has no room for a passage")
-        texts = [[self.ids[w] for w in p.text.split() if w in self.ids] for p in passages]
-        kept = tuple((min(len(text), room), len(text)) for text in texts)
-        return FakeBranches([text[:room] for text in texts] + [[]] * no_passage, kept, self.spec.vocabulary)
+    def read(self, readings):
+        groups = []
+        for reading in readings:
+            check_style(reading.style)
+            self.reads.append(
+                (
+                    reading.question,
+                    [p.id for p in reading.passages],
+                    reading.style,
+                    reading.max_tokens,
+                    reading.no_passage,
+                )
+            )
+            room = self.spec.window - len(reading.question.split()) - reading.max_tokens
+            if room < 1:
+                raise UsageError(f"the window of {self.spec.window} tokens has no room for a passage")
+            texts = [[self.ids[w] for w in p.text.split() if w in self.ids] for p in reading.passages]
+            kept = tuple(Kept(min(len(text), room), len(text)) for text in texts)
+            groups.append(([text[:room] for text in texts] + [[]] * reading.no_passage, kept))
+        return FakeBranches(groups, self.spec.vocabulary)
 
     def answer_ids(self, answer, *, style):
         check_style(style)
@@ -87,15 +98,17 @@ class FakeGenerator:
 class FakeBranches:
     """Branch z gives ``COPY`` to the passage's word at the answer's length, and to EOS after the last one."""
 
-    def __init__(self, texts, kept_tokens, vocabulary):
-        self._texts = texts
+    def __init__(self, groups, vocabulary):
+        self._groups = groups
         self._vocabulary = vocabulary
-        self._live = [()]
-        self.kept_tokens = kept_tokens
+        self._live = [[()] for _ in groups]
 
-    def conditional(self, z, prefix):
+    @property
+    def kept(self):
+        return tuple(kept for _, kept in self._groups)
+
+    def conditional(self, text, prefix):
         """log p(. | z, prefix) as plain floats."""
-        text = self._texts[z]
         favourite = text[len(prefix)] if len(prefix) < len(text) else 0
         rest = math.log((1 - COPY) / (self._vocabulary - 1))
         return [math.log(COPY) if token == favourite else rest for token in range(self._vocabulary)]
@@ -103,23 +116,42 @@ class FakeBranches:
     def _rows(self):
         import torch  # here, because the encoder alone is also used in processes that must start fast
 
-        return torch.tensor([[self.conditional(z, p) for z in range(len(self._texts))] for p in self._live])
+        return [
+            torch.tensor([[self.conditional(text, p) for text in texts] for p in live]).reshape(
+                len(live), len(texts), self._vocabulary
+            )
+            for (texts, _), live in zip(self._groups, self._live, strict=True)
+        ]
 
-    def start(self):
-        self._live = [()]
+    def start(self, after=None):
+        self._live = [[tuple(after[q]) if after else ()] for q in range(len(self._groups))]
         return self._rows()
 
-    def advance(self, parents, tokens):
-        self._live = [(*self._live[parent], token) for parent, token in zip(parents, tokens, strict=True)]
+    def advance(self, moves):
+        self._live = [
+            [(*live[parent], token) for parent, token in zip(move.parents, move.tokens, strict=True)]
+            for live, move in zip(self._live, moves, strict=True)
+        ]
         return self._rows()
 
-    def score(self, answer):
+    def score(self, answers):
         import torch
 
-        columns = [
-            [self.conditional(z, answer[:i])[token] for z in range(len(self._texts))] for i, token in enumerate(answer)
+        return [
+            [
+                torch.tensor(
+                    [[self.conditional(t, answer[:i])[token] for i, token in enumerate(answer)] for t in texts]
+                )
+                for answer in mine
+            ]
+            for (texts, _), mine in zip(self._groups, answers, strict=True)
         ]
-        return torch.tensor(columns).T
+
+    def apart(self):
+        parts = []
+        for texts, kept in self._groups:
+            parts += [([text], kept[z : z + 1]) for z, text in enumerate(texts)]
+        return FakeBranches(parts, self._vocabulary)
 
 
 TEXTS = {

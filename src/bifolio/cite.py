@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bifolio import marginal
 from bifolio.answer import Sentence, Token, cited, number_markers
-from bifolio.decode import Decoded
+from bifolio.hypotheses import Decoded
 from bifolio.segments import SentenceBoundary
 
 TextOf = Callable[[Sequence[int]], str]
@@ -23,7 +23,7 @@ TextOf = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True)
 class Cited:
-    """The text of an answer and all its rows; each row is over the K branches of ``log_prior``.
+    """The text of an answer and all its rows; each row is over the K branches.
 
     Attributes:
         text: The answer without white space around it.
@@ -42,34 +42,37 @@ class Cited:
     tokens: tuple[Token, ...]
 
 
-def cite(decoded: Decoded, log_prior: Float[Tensor, " K"], scheme: str, text_of: TextOf, *, no_passage: bool) -> Cited:
+def cite(decoded: Decoded, scheme: str, text_of: TextOf, *, no_passage: bool) -> Cited:
     """All rows of one answer.
 
     Args:
         decoded: The answer as tokens.
-        log_prior: Log pi_z; the last branch read no passage if ``no_passage``.
         scheme: The scheme that it was decoded with.
         text_of: Text of token ids.
         no_passage: Whether the last branch read no passage.
     """
+    likelihood = decoded.token_log_probs
     problem = (
-        log_prior[None],
-        decoded.token_log_probs[None],
-        torch.tensor([decoded.segment_ids], device=log_prior.device),
+        decoded.log_priors[None],
+        likelihood[None],
+        torch.tensor([decoded.segment_ids], device=likelihood.device),
     )
-    passages = len(log_prior) - no_passage
-    row = marginal.posterior(*problem)[0].tolist()
-    evidence = float(marginal.evidence(*problem)[0]) if no_passage and passages else None
+    passages = likelihood.shape[0] - no_passage
+    blame = marginal.blame(*problem, limit=decoded.limit)[0]
+    if decoded.limit is None:
+        row = marginal.posterior(*problem)[0].tolist()
+        evidence = float(marginal.evidence(*problem)[0]) if no_passage and passages else None
+    else:  # the recursion has no closed form, and no closed book to compare with
+        row, evidence = blame[:, _segment_ends(decoded.segment_ids)].mean(1).tolist(), None
     raw = text_of(decoded.tokens)
     text = raw.strip()
     offset = len(raw) - len(raw.lstrip())
     pieces = _pieces(decoded, text_of, offset, text)
-    blame = marginal.blame(*problem)[0]
     found = []
     for span in _sentence_spans(decoded, text_of, offset, text):
         # Its tokens are those whose visible text begins in it: a look ahead may have counted them to another segment.
         members = [i for piece in pieces if span[0] <= _begins(piece, text) < span[1] for i in piece.making]
-        found.append((span, *_sentence_row(decoded, log_prior, blame, scheme, members, pieces)))
+        found.append((span, *_sentence_row(decoded, blame, scheme, members, pieces)))
     return Cited(
         text,
         tuple(row[:passages]),
@@ -78,6 +81,12 @@ def cite(decoded: Decoded, log_prior: Float[Tensor, " K"], scheme: str, text_of:
         _sentences(text, found, passages),
         tuple(_token(decoded, blame, scheme, piece, text, passages) for piece in pieces),
     )
+
+
+def _segment_ends(segment_ids: Sequence[int]) -> list[int]:
+    """For each token the last one of its segment."""
+    last = {segment: i for i, segment in enumerate(segment_ids)}
+    return [last[segment] for segment in segment_ids]
 
 
 class _Piece(NamedTuple):
@@ -127,7 +136,6 @@ def _sentence_spans(decoded: Decoded, text_of: TextOf, offset: int, text: str) -
 
 def _sentence_row(
     decoded: Decoded,
-    log_prior: Float[Tensor, " K"],
     blame: Float[Tensor, "K T"],
     scheme: str,
     members: list[int],
@@ -138,13 +146,18 @@ def _sentence_row(
         members = [len(decoded.tokens) - 1]
     if scheme == "token":
         return blame[:, members].mean(1).tolist(), "mean"
+    if decoded.limit is not None:
+        return blame[:, members[-1]].tolist(), "capped"
     likelihood = decoded.token_log_probs
+    log_prior = decoded.log_priors[members[0]]
     segments = {decoded.segment_ids[i] for i in members}
-    if scheme == "sentence" and len(segments) == 1:
+    if scheme in ("sentence", "requery") and len(segments) == 1:
         own = [i for i, segment in enumerate(decoded.segment_ids) if segment in segments]
         visible = {i for piece in pieces for i in piece.making}
         if visible.intersection(own) == set(members):  # EOS and white space may be in the segment as well
             return _posterior(log_prior, likelihood[:, own]), "posterior"
+    if scheme == "requery":
+        return blame[:, members].mean(1).tolist(), "mean"
     return _posterior(log_prior, likelihood[:, members]), "evidence"
 
 
@@ -177,7 +190,7 @@ def _token(
     decoded: Decoded, blame: Float[Tensor, "K T"], scheme: str, piece: _Piece, text: str, passages: int
 ) -> Token:
     # Blame is filtered: the last piece has seen the others, unless the scheme forgets after every token.
-    column = blame[:, piece.making].mean(1) if scheme == "token" else blame[:, piece.making[-1]]
+    column = blame[:, piece.making].mean(1) if scheme in ("token", "requery") else blame[:, piece.making[-1]]
     row = column.tolist()
     return Token(
         text[piece.span[0] : piece.span[1]],

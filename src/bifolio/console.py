@@ -18,7 +18,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from bifolio.answer import Answer
     from bifolio.catalogue import FileRow
-    from bifolio.ingest import FileReport, IngestProgress, IngestReport
+    from bifolio.ingest_report import FileReport, IngestProgress, IngestReport
     from bifolio.models import ModelRecord
     from bifolio.models import Progress as PullProgress
     from bifolio.types import Hit, Passage
@@ -28,6 +28,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _SNIPPET = 220
 _ALIKE = 3  # files with the same remark that are still named one by one
 _UNWRAPPED = 1_000_000  # columns: a table would be laid out for 80, whatever soft_wrap says
+_WRITTEN = "The generator wrote these numbers itself: they are no probabilities, and nothing proves them."
 _DIRECTION = "\u202a\u202b\u202d\u202e\u2066\u2067\u2068"
 _COMMON = frozenset(
     "the of and to in is was for on that by with are what which who whom when where why how does did do it from at as "
@@ -104,15 +105,23 @@ def show_answer(console: Console, answer: Answer) -> None:
     cited = sorted((c for c in answer.citations() if c.marker is not None), key=lambda c: c.marker or 0)
     for citation in cited:
         remark = "  cut to fit" if citation.truncated else ""
-        head = Text.assemble((f"[{citation.marker}] ", "bold cyan"), (bar(citation.weight), "cyan"))
-        head.append(f" {citation.weight:.2f}  ")
+        head = Text(f"[{citation.marker}] ", style="bold cyan")
+        if citation.weight is not None:
+            head = Text.assemble(head, (bar(citation.weight), "cyan"), f" {citation.weight:.2f}  ")
         _entry(console, head, citation.passage, snippet(citation.passage.text, answer.question), remark)
-    if not cited:
+    if answer.basis == "heuristic":
+        console.print(Text(_WRITTEN if cited else "The generator named no passage.", style="yellow"))
+    elif not cited:
         console.print(Text("No passage carries a tenth of any sentence.", style="yellow"))
     if answer.no_passage is not None:
         memory = f"    {bar(answer.no_passage)} {answer.no_passage:.2f}  no passage (the model's own memory)"
         console.print(Text(memory, style="dim"))
     console.print()
+    for rank, other in enumerate(answer.alternatives, start=2):
+        line = f"{rank:>2}. log p {other.log_prob:.2f}  {on_one_line(other.text) or '(nothing)'}"
+        console.print(Text(line, style="dim"))
+    if answer.alternatives:
+        console.print()
     console.print(_facts(answer))
     for note in answer.notes:
         console.print(Text(f"note: {on_one_line(note)}", style="yellow"))
@@ -121,7 +130,11 @@ def show_answer(console: Console, answer: Answer) -> None:
 def _facts(answer: Answer) -> Text:
     import math
 
-    facts = [f"log p(y|x) {answer.log_prob:.2f} (p = {math.exp(answer.log_prob):.2g})", f"scheme {answer.scheme}"]
+    facts = [f"scheme {answer.scheme}" if answer.scheme else answer.decoder]
+    if answer.log_prob is not None:
+        facts.insert(0, f"log p(y|x) {answer.log_prob:.2f} (p = {math.exp(answer.log_prob):.2g})")
+    if answer.basis != "exact":
+        facts.append(f"{answer.basis} citations")
     if answer.support is not None:
         facts.insert(0, f"support {answer.support:.2f}")
     if answer.evidence is not None:
@@ -222,7 +235,7 @@ def ingest_progress(quiet: bool) -> Iterator[Callable[[IngestProgress], None]]:
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
+        TextColumn("{task.fields[rate]}", markup=False),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
@@ -235,6 +248,8 @@ def ingest_progress(quiet: bool) -> Iterator[Callable[[IngestProgress], None]]:
                 tasks[step.stage] = progress.add_task(name, total=step.total, rate="")
             task = progress.tasks[tasks[step.stage]]
             rate = f"{step.done / task.elapsed:.0f} {unit}" if task.elapsed else ""
+            if step.passages:
+                rate = f"{step.passages:,} passages of {on_one_line(step.current)}"
             progress.update(tasks[step.stage], completed=step.done, total=step.total, rate=rate)
 
         yield told

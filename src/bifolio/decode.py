@@ -7,11 +7,15 @@ greedy search, beam search and sampling are the ordinary ones, and their scores 
 update was published for visual question answering as BERAG, arXiv:2604.22678.) The scores are exact; the search is
 still a search.
 
-Nothing here knows a model: it sees :class:`bifolio.protocols.Branches`, token ids and a boundary.
+A search is a coroutine: it yields a :class:`bifolio.protocols.Move` and is sent the log-probabilities after it.
+:func:`run` drives the searches of many questions in lockstep, so that their branches share one batch. Nothing here
+knows a model: it sees :class:`bifolio.protocols.Branches`, token ids, a prior and a boundary.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,81 +24,36 @@ from torch import Tensor
 
 from bifolio import marginal
 from bifolio.errors import UsageError
-from bifolio.protocols import Branches
-from bifolio.segments import Boundary, segment_ids
+from bifolio.hypotheses import Decoded, Live, Mixture, begin, done, extend, pick, reset
+from bifolio.protocols import Branches, Move
+
+Search = Generator["Move | None", Float[Tensor, "H K V"], list[Decoded]]
+"""Yields None once, and is sent the first log-probabilities; then yields moves."""
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """One answer as tokens, with all that its citations need.
+def run(branches: Branches, searches: Sequence[Search]) -> list[list[Decoded]]:
+    """Run one search a question, all in lockstep; the answers of each, best first.
 
-    Attributes:
-        tokens: T token ids, ``eos`` included when the answer ended by itself.
-        log_probs: (T,) log p(y_i | x, y_<i) of the mixture, untempered.
-        token_log_probs: (K, T) l_z,i.
-        segment_ids: T numbers from 0.
-        finished: False when ``max_tokens`` cut the answer.
+    Raises:
+        UsageError: an option is out of range, or no continuation has any probability.
     """
-
-    tokens: tuple[int, ...]
-    log_probs: Float[Tensor, " T"]
-    token_log_probs: Float[Tensor, "K T"]
-    segment_ids: tuple[int, ...]
-    finished: bool
-
-    @property
-    def log_prob(self) -> float:
-        """Log p(y|x) in nats, EOS included if there is one."""
-        return float(self.log_probs.double().sum())
-
-
-@dataclass(frozen=True)
-class _Live:
-    """H hypotheses of equal length t that go on."""
-
-    tokens: list[tuple[int, ...]]
-    total: Float[Tensor, " H"]  # log p(y_<t | x)
-    log_w: Float[Tensor, "H K"]  # already reset where a segment begins
-    log_probs: Float[Tensor, "H t"]
-    token_log_probs: Float[Tensor, "H K t"]
-
-
-def _begin(log_prior: Float[Tensor, " K"]) -> _Live:
-    empty = log_prior.new_zeros((1, log_prior.shape[0], 0))
-    return _Live([()], log_prior.new_zeros(1), log_prior[None], empty[:, 0], empty)
-
-
-def _extend(
-    live: _Live,
-    parents: list[int],
-    tokens: list[int],
-    mixed: Float[Tensor, "H V"],
-    log_probs: Float[Tensor, "H K V"],
-) -> _Live:
-    """Hypothesis ``parents[j]`` followed by ``tokens[j]``, with w after Bayes' rule and before any reset."""
-    rows = torch.tensor(parents, device=mixed.device)
-    columns = torch.tensor(tokens, device=mixed.device)
-    token = mixed[rows, columns]
-    likelihood = log_probs[rows, :, columns]
-    return _Live(
-        [(*live.tokens[parent], token_id) for parent, token_id in zip(parents, tokens, strict=True)],
-        live.total[rows] + token,
-        marginal.bayes_update(live.log_w[rows], likelihood),
-        torch.cat([live.log_probs[rows], token[:, None]], dim=1),
-        torch.cat([live.token_log_probs[rows], likelihood[:, :, None]], dim=2),
-    )
-
-
-def _reset(live: _Live, log_prior: Float[Tensor, " K"], starts_segment: Boundary) -> _Live:
-    """Restore the prior of the hypotheses that begin a new segment."""
-    begins = torch.tensor([starts_segment(tokens) for tokens in live.tokens], device=log_prior.device)
-    log_w = torch.where(begins[:, None], log_prior[None], live.log_w)
-    return _Live(live.tokens, live.total, log_w, live.log_probs, live.token_log_probs)
-
-
-def _done(live: _Live, row: int, starts_segment: Boundary, finished: bool) -> Decoded:
-    ids = tuple(segment_ids(live.tokens[row], starts_segment))
-    return Decoded(live.tokens[row], live.log_probs[row], live.token_log_probs[row], ids, finished)
+    results: list[list[Decoded] | None] = [None] * len(searches)
+    for search in searches:
+        next(search)
+    given = branches.start()
+    while True:
+        moves = []
+        for q, search in enumerate(searches):
+            move: Move | None = Move([], [])
+            if results[q] is None:
+                try:
+                    move = search.send(given[q])
+                except StopIteration as stop:
+                    results[q] = stop.value
+            moves.append(move or Move([], []))
+        if not any(move.parents for move in moves):
+            return [result or [] for result in results]
+        given = branches.advance(moves)
 
 
 def rank_score(answer: Decoded, length_penalty: float) -> float:
@@ -102,63 +61,159 @@ def rank_score(answer: Decoded, length_penalty: float) -> float:
     return float(answer.log_prob / max(len(answer.tokens), 1) ** length_penalty)
 
 
-def _check(max_tokens: int, beams: int, n_best: int) -> None:
+def ranked(answers: Sequence[Decoded], length_penalty: float = 0.0) -> list[Decoded]:
+    """Best first; those that ``max_tokens`` cut come after all finished ones; equal token ids only once."""
+    unique: dict[tuple[int, ...], Decoded] = {}
+    for answer in answers:
+        known = unique.get(answer.tokens)
+        if known is None or answer.log_prob > known.log_prob:
+            unique[answer.tokens] = answer
+    return sorted(unique.values(), key=lambda answer: (not answer.finished, -rank_score(answer, length_penalty)))
+
+
+def _check(max_tokens: int, beams: int, n_best: int, groups: int = 1) -> None:
     if max_tokens < 1:
         raise UsageError(f"max_tokens {max_tokens}: expected at least 1")
     if beams < 1:
         raise UsageError(f"beam {beams}: expected at least 1")
     if not 1 <= n_best <= beams:
         raise UsageError(f"n_best {n_best}: expected 1 to the beam, {beams}")
+    if not 1 <= groups <= beams or beams % groups:
+        raise UsageError(f"{groups} groups: expected a number that divides the beam, {beams}")
 
 
-def beam_search(
-    branches: Branches,
-    log_prior: Float[Tensor, " K"],
-    starts_segment: Boundary,
-    eos: int,
+NOTHING = "no answer has any probability: every continuation is impossible under every branch"
+
+
+def _one_each(groups: Sequence[Sequence[Decoded]], count: int, length_penalty: float) -> list[Decoded]:
+    """The best ``count`` answers, among them one that is new from every group as long as there is one."""
+    chosen: dict[tuple[int, ...], Decoded] = {}
+    for answers in groups:
+        new = next((answer for answer in answers if answer.tokens not in chosen), None)
+        if new is not None and len(chosen) < count:
+            chosen[new.tokens] = new
+    others = ranked([answer for answers in groups for answer in answers], length_penalty)
+    for answer in others:
+        if len(chosen) < count:
+            chosen.setdefault(answer.tokens, answer)
+    return ranked(list(chosen.values()), length_penalty)
+
+
+class _Group:
+    """Some of the beams, which compete only among themselves."""
+
+    def __init__(self, beams: int, n_best: int, length_penalty: float, max_tokens: int) -> None:
+        self._beams, self._n_best, self._penalty, self._max_tokens = beams, n_best, length_penalty, max_tokens
+        self.rows = [0]
+        self.closed = False
+        self._finished: list[Decoded] = []
+
+    def choose(self, step: _Step, taken: Counter[int], diversity: float) -> tuple[list[int], list[int]]:
+        """Finish what ends now; parents and tokens of what goes on."""
+        scores = step.scores[self.rows]
+        for token, times in taken.items():
+            scores[:, token] -= diversity * times
+        ended, rows, tokens = _select(scores, self._beams, step.mixture.eos)
+        if ended:
+            over = [self.rows[row] for row in ended]
+            last = extend(step.live, over, [step.mixture.eos] * len(over), step.mixed, step.log_probs)
+            self._finished += [done(last, j, step.mixture, True) for j in range(len(over))]
+            self._finished.sort(key=lambda answer: -rank_score(answer, self._penalty))
+        return [self.rows[row] for row in rows], tokens
+
+    def settle(self, live: Live, length: int) -> None:
+        """Close if no live hypothesis can still overtake the ``n_best``-th finished one."""
+        if not self.rows:
+            self.closed = True
+        elif len(self._finished) >= self._n_best:
+            # Totals only fall, and dividing by a longer length only raises a negative score.
+            total = float(live.total[self.rows].max())
+            best = total / (self._max_tokens if self._penalty > 0 else length) ** self._penalty
+            self.closed |= best <= rank_score(self._finished[self._n_best - 1], self._penalty)
+
+    def cut(self, live: Live, mixture: Mixture) -> None:
+        """The end of the room: what is still live is an answer without its end."""
+        if not self.closed:
+            self._finished += [done(live, row, mixture, False) for row in self.rows]
+
+    def best(self) -> list[Decoded]:
+        """The answers of this group, best first."""
+        return ranked(self._finished, self._penalty)[: self._n_best]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What is known when the next tokens are chosen."""
+
+    mixture: Mixture
+    live: Live
+    log_probs: Float[Tensor, "H K V"]
+    mixed: Float[Tensor, "H V"]
+
+    @property
+    def scores(self) -> Float[Tensor, "H V"]:
+        """Log p(y_<=i | x) of every continuation."""
+        return self.live.total[:, None] + self.mixed
+
+
+def beam(
+    mixture: Mixture,
     *,
     max_tokens: int,
     beams: int = 1,
     n_best: int = 1,
     length_penalty: float = 0.0,
-) -> list[Decoded]:
+    groups: int = 1,
+    diversity: float = 0.0,
+    may_fail: bool = False,
+) -> Search:
     """The best answers found, best first; with one beam it is greedy search.
 
     A hypothesis that ends with EOS is kept if it is among the ``beams`` best continuations of its step. The search
     stops when no live hypothesis can still overtake the ``n_best``-th finished one, so that what it returns is what
     an unlimited search with these beams would. Answers that ``max_tokens`` cut come after all finished ones.
 
+    With ``groups`` > 1 it is diverse beam search (Vijayakumar et al. 2018, arXiv:1610.02424, Hamming diversity): the
+    groups choose one after the other, and a token loses ``diversity`` nats for every earlier group that took it at
+    this step (ending is not discouraged). Only the choice is changed by that, never a score that is reported.
+
     Raises:
-        UsageError: a count is below 1, or no continuation has any probability.
+        UsageError: a count is below 1 or does not fit the others, or no continuation has any probability (then the
+            result is empty if the search ``may_fail``).
     """
-    _check(max_tokens, beams, n_best)
-    live = _begin(log_prior)
-    log_probs = branches.start()
-    finished: list[Decoded] = []
+    _check(max_tokens, beams, n_best, groups)
+    # Groups may find the same answers: each looks for as many as are asked for.
+    teams = [_Group(beams // groups, n_best, length_penalty, max_tokens) for _ in range(groups)]
+    live = begin(mixture)
+    log_probs = yield None
     for step in range(1, max_tokens + 1):
-        mixed = marginal.mixture(live.log_w, log_probs)
-        ended, parents, tokens = _select(live.total[:, None] + mixed, beams, eos)
-        if ended:
-            rows = _extend(live, ended, [eos] * len(ended), mixed, log_probs)
-            finished += [_done(rows, j, starts_segment, True) for j in range(len(ended))]
-            finished.sort(key=lambda answer: -rank_score(answer, length_penalty))
+        now = _Step(mixture, live, log_probs, marginal.mixture(live.log_w, log_probs))
+        taken: Counter[int] = Counter()
+        parents: list[int] = []
+        tokens: list[int] = []
+        for team in teams:
+            rows, words = ([], []) if team.closed else team.choose(now, taken, diversity)
+            team.rows = list(range(len(parents), len(parents) + len(rows)))
+            taken.update(set(words))
+            parents += rows
+            tokens += words
         if not parents:
             break
-        live = _extend(live, parents, tokens, mixed, log_probs)
-        if len(finished) >= n_best:
-            # Totals only fall, and dividing by a longer length only raises a negative score.
-            best = float(live.total.max()) / (max_tokens if length_penalty > 0 else step) ** length_penalty
-            if best <= rank_score(finished[n_best - 1], length_penalty):
-                break
-        if step == max_tokens:
-            cut = [_done(live, j, starts_segment, False) for j in range(len(parents))]
-            finished += sorted(cut, key=lambda answer: -rank_score(answer, length_penalty))
+        live = extend(live, parents, tokens, now.mixed, log_probs)
+        for team in teams:
+            team.settle(live, step)
+        if all(team.closed for team in teams):
             break
-        live = _reset(live, log_prior, starts_segment)
-        log_probs = branches.advance(parents, tokens)
-    if not finished:
-        raise UsageError("no answer has any probability: every continuation is impossible under every branch")
-    return finished[:n_best]
+        if step == max_tokens:
+            for team in teams:
+                team.cut(live, mixture)
+            break
+        live = reset(live, mixture)
+        log_probs = yield Move(parents, tokens)
+    found = _one_each([team.best() for team in teams], n_best, length_penalty)
+    if not found and not may_fail:
+        raise UsageError(NOTHING)
+    return found
 
 
 def _select(scores: Float[Tensor, "H V"], beams: int, eos: int) -> tuple[list[int], list[int], list[int]]:
@@ -182,25 +237,26 @@ def _select(scores: Float[Tensor, "H V"], beams: int, eos: int) -> tuple[list[in
     return ended, parents, tokens
 
 
-def sample(
-    branches: Branches,
-    log_prior: Float[Tensor, " K"],
-    starts_segment: Boundary,
-    eos: int,
+def draw(
+    mixture: Mixture,
     *,
     max_tokens: int,
     temperature: float = 1.0,
     top_p: float = 1.0,
     seed: int = 0,
-) -> Decoded:
-    """One answer drawn from the mixture; the same seed gives the same answer.
+    n_best: int = 1,
+) -> Search:
+    """``n_best`` answers drawn from the mixture, independently, finished ones first, by their log p(y|x).
 
-    ``temperature`` and ``top_p`` shape what is drawn; the log-probabilities reported and w stay the model's own.
+    Draws may coincide; the first is the best of them, and a sample only if ``n_best`` is 1.
+
+    ``temperature`` and ``top_p`` shape what is drawn; the log-probabilities reported and w stay the model's own. The
+    same seed gives the same answers.
 
     Raises:
         UsageError: an option is out of range, or no continuation has any probability.
     """
-    _check(max_tokens, 1, 1)
+    _check(max_tokens, n_best, n_best)
     if not 0 < temperature < float("inf"):
         raise UsageError(
             f"temperature {temperature}: expected a finite number above 0 (leave it out for greedy search)"
@@ -208,20 +264,30 @@ def sample(
     if not 0 < top_p <= 1:
         raise UsageError(f"top_p {top_p}: expected a number above 0 and at most 1")
     dice = torch.Generator(device="cpu").manual_seed(seed)
-    live = _begin(log_prior)
-    log_probs = branches.start()
+    live = begin(mixture)
+    log_probs = yield None
+    parents = [0] * n_best
+    drawn: list[Decoded] = []
     for step in range(1, max_tokens + 1):
         mixed = marginal.mixture(live.log_w, log_probs)
-        weights = _truncate(mixed[0].double().cpu(), temperature, top_p)
-        if not float(weights.sum()) > 0:
-            raise UsageError("no answer has any probability: every continuation is impossible under every branch")
-        token = int(torch.multinomial(weights, 1, generator=dice))
-        live = _extend(live, [0], [token], mixed, log_probs)
-        if token == eos or step == max_tokens:
+        tokens = [_draw(mixed[row].cpu().double(), temperature, top_p, dice) for row in parents]
+        live = extend(live, parents, tokens, mixed, log_probs)
+        over = [j for j, token in enumerate(tokens) if token == mixture.eos or step == max_tokens]
+        drawn += [done(live, j, mixture, tokens[j] == mixture.eos) for j in over]
+        going = [j for j in range(len(tokens)) if j not in over]
+        if not going:
             break
-        live = _reset(live, log_prior, starts_segment)
-        log_probs = branches.advance([0], [token])
-    return _done(live, 0, starts_segment, live.tokens[0][-1] == eos)
+        log_probs = yield Move([parents[j] for j in going], [tokens[j] for j in going])
+        live = reset(pick(live, going), mixture)
+        parents = list(range(len(going)))
+    return sorted(drawn, key=lambda answer: (not answer.finished, -answer.log_prob))
+
+
+def _draw(log_p: Float[Tensor, " V"], temperature: float, top_p: float, dice: torch.Generator) -> int:
+    weights = _truncate(log_p, temperature, top_p)
+    if not float(weights.sum()) > 0:
+        raise UsageError(NOTHING)
+    return int(torch.multinomial(weights, 1, generator=dice))
 
 
 def _truncate(log_p: Float[Tensor, " V"], temperature: float, top_p: float) -> Float[Tensor, " V"]:

@@ -22,6 +22,7 @@ with B questions, K branches (passages, and one for no passage where it is used)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -73,6 +74,37 @@ def bayes_update(log_w: Float[Tensor, "H K"], log_likelihood: Float[Tensor, "H K
     total = logsumexp(joint, dim=1)[:, None]
     possible = total > -torch.inf
     return torch.where(possible, joint - torch.where(possible, total, torch.zeros_like(total)), log_w)
+
+
+Limit = Callable[[Tensor], Tensor]
+"""What is done to log w (H, K) before a token: nothing, or :func:`capped`."""
+
+
+def capped(log_w: Float[Tensor, "H K"], sources: Int[Tensor, " K"], cap: float) -> Float[Tensor, "H K"]:
+    """Log w with no source above ``cap``: what it has more goes to the others, in proportion to what they have.
+
+    Passages of one source share a number in ``sources``. Where fewer than 1 / cap sources have any weight, the cap is
+    the equal share of those that have. A recursion with it is another model (MATH section 8), in which a confident
+    passage cannot win the whole of the update.
+    """
+    sources = sources.to(log_w.device)
+    inside = sources == torch.arange(int(sources.max()) + 1, device=sources.device)[:, None]  # (S, K)
+    # In logarithms throughout: the weights of others are what a confident source leaves, down to e^-100 and below.
+    total = logsumexp(torch.where(inside, log_w[:, None], -torch.inf), dim=2)  # (H, S)
+    alive = (total > -torch.inf).sum(1, keepdim=True).clamp(min=1)
+    most = torch.maximum(total.new_full((1, 1), cap), 1 / alive.to(total))
+    fixed = torch.zeros_like(total, dtype=torch.bool)
+    scaled = total
+    for _ in range(total.shape[1]):  # each round fixes at least one more source, or is the last
+        rest = logsumexp(torch.where(fixed, -torch.inf, total), dim=1)[:, None]
+        room = (1 - most * fixed.sum(1, keepdim=True)).clamp(min=0)
+        scaled = torch.where(fixed, most.log(), total - torch.where(rest > -torch.inf, rest, 0.0) + room.log())
+        over = ~fixed & (scaled > most.log() + 1e-6)
+        if not bool(over.any()):
+            break
+        fixed = fixed | over
+    gain = torch.where(total > -torch.inf, scaled - torch.where(total > -torch.inf, total, 0.0), 0.0)
+    return torch.log_softmax(log_w + gain[:, sources], dim=1)  # what rounding took away from large logarithms
 
 
 class _Runs(NamedTuple):
@@ -212,11 +244,39 @@ def posterior(
     return torch.where(length > 0, answer, torch.softmax(prior, dim=-1))
 
 
+def _filter(
+    log_prior: Tensor,
+    token_log_probs: Float[Tensor, "B K T"],
+    segment_ids: Int[Tensor, "B T"],
+    mask: Tensor | None,
+    limit: Limit | None,
+) -> tuple[Float[Tensor, "B K T"], Float[Tensor, "B T"]]:
+    """The recursion of the module's head, token by token: log blame, and log p(y_i | x, y_<i); 0 for padding."""
+    _check(log_prior, token_log_probs, segment_ids, mask)
+    runs = _runs(segment_ids, mask)
+    prior = _prior_per_token(log_prior, token_log_probs)
+    weights, totals = [], []
+    log_w = torch.zeros_like(prior[:, :, 0]) if prior.shape[2] else prior.new_zeros(prior.shape[:2])
+    for i in range(token_log_probs.shape[2]):
+        log_w = torch.where(runs.starts[:, i, None], torch.log_softmax(prior[:, :, i], dim=1), log_w)
+        log_w = log_w if limit is None else limit(log_w)
+        present = runs.mask[:, i, None]
+        token = torch.where(present, token_log_probs[:, :, i], torch.zeros_like(log_w))
+        total = logsumexp(log_w + token, dim=1)
+        totals.append(torch.where(runs.mask[:, i], total, torch.zeros_like(total)))
+        log_w = torch.where(present, bayes_update(log_w, token), log_w)
+        weights.append(log_w)
+    if not weights:
+        return torch.zeros_like(token_log_probs), token_log_probs.new_zeros(token_log_probs.shape[0], 0)
+    return torch.stack(weights, dim=2), torch.stack(totals, dim=1)
+
+
 def blame(
     log_prior: Float[Tensor, "B *T K"],
     token_log_probs: Float[Tensor, "B K T"],
     segment_ids: Int[Tensor, "B T"],
     mask: Bool[Tensor, "B T"] | None = None,
+    limit: Limit | None = None,
 ) -> Float[Tensor, "B K T"]:
     """r_z,i = p(z | x, y_<=i since the last reset): the recursion of the module's head, token by token.
 
@@ -226,22 +286,30 @@ def blame(
     Raises:
         UsageError: the shapes do not fit together.
     """
-    _check(log_prior, token_log_probs, segment_ids, mask)
-    runs = _runs(segment_ids, mask)
-    prior = _prior_per_token(log_prior, token_log_probs)
-    columns = []
-    log_w = torch.zeros_like(prior[:, :, 0]) if prior.shape[2] else prior.new_zeros(prior.shape[:2])
-    for i in range(token_log_probs.shape[2]):
-        log_w = torch.where(runs.starts[:, i, None], torch.log_softmax(prior[:, :, i], dim=1), log_w)
-        present = runs.mask[:, i, None]
-        token = torch.where(present, token_log_probs[:, :, i], torch.zeros_like(log_w))
-        log_w = torch.where(present, bayes_update(log_w, token), log_w)
-        columns.append(torch.where(present, log_w.exp(), torch.zeros_like(log_w)))
-    return torch.stack(columns, dim=2) if columns else torch.zeros_like(token_log_probs)
+    log_w, _ = _filter(log_prior, token_log_probs, segment_ids, mask, limit)
+    present = torch.ones_like(segment_ids, dtype=torch.bool) if mask is None else mask
+    return torch.where(present[:, None, :], log_w.exp(), torch.zeros_like(log_w))
+
+
+def token_log_likelihood(
+    log_prior: Float[Tensor, "B *T K"],
+    token_log_probs: Float[Tensor, "B K T"],
+    segment_ids: Int[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"] | None = None,
+    limit: Limit | None = None,
+) -> Float[Tensor, "B T"]:
+    """Log p(y_i | x, y_<i) of every token, nats, 0 for padding.
+
+    Without ``limit``, and with a prior that sums to 1, their sum is :func:`segment_log_likelihood`.
+
+    Raises:
+        UsageError: the shapes do not fit together.
+    """
+    return _filter(log_prior, token_log_probs, segment_ids, mask, limit)[1]
 
 
 def evidence(
-    log_prior: Float[Tensor, "B K"],
+    log_prior: Float[Tensor, "B *T K"],
     token_log_probs: Float[Tensor, "B K T"],
     segment_ids: Int[Tensor, "B T"],
     mask: Bool[Tensor, "B T"] | None = None,
@@ -255,12 +323,12 @@ def evidence(
         UsageError: the shapes do not fit together, or there is no passage beside the no-passage branch.
     """
     _check(log_prior, token_log_probs, segment_ids, mask)
-    if log_prior.shape[1] < 2:
+    if token_log_probs.shape[1] < 2:
         raise UsageError("evidence compares passages with the no-passage branch: expected at least two branches")
-    passages = torch.log_softmax(log_prior[:, :-1], dim=1)
+    passages = torch.log_softmax(log_prior[..., :-1], dim=-1)
     read = segment_log_likelihood(passages, token_log_probs[:, :-1], segment_ids, mask)
-    nothing = torch.zeros_like(log_prior[:, -1:])
+    nothing = torch.zeros_like(log_prior[..., -1:])
     unread = segment_log_likelihood(nothing, token_log_probs[:, -1:], segment_ids, mask)
-    length = token_log_probs.shape[2] if mask is None else mask.sum(1).clamp(min=1)
+    length = max(1, token_log_probs.shape[2]) if mask is None else mask.sum(1).clamp(min=1)
     gain = torch.where(read == unread, torch.zeros_like(read), read - unread)  # equal, also where both are impossible
     return gain / length

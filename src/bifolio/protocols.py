@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
     from torch import Tensor
 
     from bifolio.types import Passage
@@ -136,25 +136,81 @@ class GeneratorSpec:
     adapter: str = ""
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A question and the passages that are read with it, each on its own.
+
+    Attributes:
+        question: The question, whole: where something must be cut, it is a passage.
+        passages: K passages, or none.
+        style: One of ``options.STYLES``.
+        max_tokens: Room that is kept for the answer.
+        no_passage: Whether one more branch, the last one, reads the question alone.
+    """
+
+    question: str
+    passages: tuple[Passage, ...]
+    style: str
+    max_tokens: int
+    no_passage: bool = False
+
+
+class Kept(NamedTuple):
+    """What was read of one passage.
+
+    Attributes:
+        read: Tokens of its text that were read.
+        whole: Tokens that its text has: more than ``read`` when it was cut.
+        cached: Whether reading it cost nothing, because it had been read before.
+    """
+
+    read: int
+    whole: int
+    cached: bool = False
+
+
+class Move(NamedTuple):
+    """One step of one question: hypothesis h becomes ``parents[h]`` of the step before followed by ``tokens[h]``.
+
+    Without hypotheses, ``Move([], [])``, the question is done and its branches are given up.
+    """
+
+    parents: list[int]
+    tokens: list[int]
+
+
 @runtime_checkable
 class Branches(Protocol):
-    """K prompts that were read, each on its own, and that now continue in lockstep with the same answer tokens."""
+    """Prompts of one or more questions, read each on its own; a question's K branches continue in lockstep.
+
+    Every list below has one entry a question, in the order of the readings; K, and H, may differ between them.
+    """
 
     @property
-    def kept_tokens(self) -> tuple[tuple[int, int], ...]:
-        """For each passage (tokens that were read, tokens that it has): different when the passage was cut."""
+    def kept(self) -> tuple[tuple[Kept, ...], ...]:
+        """For each question and passage what was read of it."""
         ...
 
-    def start(self) -> Float[Tensor, "1 K V"]:
-        """Log p(y_1 | x, z), float32, of the empty hypothesis. Before ``advance``, asking again costs nothing."""
+    def start(self, after: Sequence[Sequence[int]] | None = None) -> list[Float[Tensor, "1 K V"]]:
+        """Log p(next | x, z, after), float32 or wider, of one hypothesis a question: empty, or the tokens ``after``.
+
+        ``after`` has equally many tokens for every question.
+        """
         ...
 
-    def advance(self, parents: Sequence[int], tokens: Sequence[int]) -> Float[Tensor, "H K V"]:
-        """Hypothesis h becomes ``parents[h]`` of the step before followed by ``tokens[h]``; log p(next) of each."""
+    def advance(self, moves: Sequence[Move]) -> list[Float[Tensor, "H K V"]]:
+        """Log p(next) of each hypothesis after the step that ``moves`` describe."""
         ...
 
-    def score(self, answer: Sequence[int]) -> Float[Tensor, "K T"]:
-        """Log p(y_i | x, z, y_<i) of a given answer, teacher-forced, from the prompts (independent of ``advance``)."""
+    def score(self, answers: Sequence[Sequence[Sequence[int]]]) -> list[list[Float[Tensor, "K T"]]]:
+        """Log p(y_i | x, z, y_<i) of given answers, any number a question; independent of ``start`` and ``advance``."""
+        ...
+
+    def apart(self) -> Branches:
+        """The same prompts, nothing read twice, with every branch a question of its own (K = 1).
+
+        Of the two only the one that was started last can be advanced.
+        """
         ...
 
 
@@ -167,10 +223,12 @@ class LogitGenerator(Protocol):
         """The generator's identity."""
         ...
 
-    def read(
-        self, question: str, passages: Sequence[Passage], *, style: str, max_tokens: int, no_passage: bool
-    ) -> Branches:
-        """Read each passage on its own with the question; the question alone is the last branch if ``no_passage``."""
+    def read(self, readings: Sequence[Reading]) -> Branches:
+        """Read each passage of each question on its own.
+
+        Raises:
+            UsageError: a question does not fit into the window, or has neither a passage nor the no-passage branch.
+        """
         ...
 
     def answer_ids(self, answer: str, *, style: str) -> list[int]:
@@ -179,4 +237,81 @@ class LogitGenerator(Protocol):
 
     def text(self, ids: Sequence[int]) -> str:
         """Text of answer tokens, as it stands, without ``spec.eos`` and other special tokens."""
+        ...
+
+
+@runtime_checkable
+class TrainableGenerator(Protocol):
+    """A generator whose likelihoods have gradients."""
+
+    def token_log_probs(
+        self, readings: Sequence[Reading], answers: Sequence[Sequence[int]]
+    ) -> tuple[Float[Tensor, "B K T"], Bool[Tensor, "B T"]]:
+        """Log p(y_i | x, z, y_<i) of one answer a question, with the mask of its tokens; every reading has K branches.
+
+        Raises:
+            UsageError: the readings have different numbers of branches, or a question does not fit.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class TextGeneratorSpec:
+    """What a generator is that returns text.
+
+    Attributes:
+        model: Its id, such as ``http://127.0.0.1:8000/v1#name``; never a secret.
+        log_probs: Whether the tokens of an answer come with their log-probabilities.
+        scores: Whether log-probabilities of a given continuation can be had.
+        languages: ISO 639-1 codes that the model is known to handle; empty when unknown.
+    """
+
+    model: str
+    log_probs: bool
+    scores: bool
+    languages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TextCandidate:
+    """An answer as text.
+
+    Attributes:
+        text: The answer; the pieces, joined.
+        pieces: Its tokens as text.
+        log_probs: Log p of each piece given what is before it, nats; None where the generator does not say.
+        end_log_prob: Log p of ending after the last piece; None where it is not known.
+        finished: False when ``max_tokens`` cut it.
+    """
+
+    text: str
+    pieces: tuple[str, ...]
+    log_probs: tuple[float, ...] | None
+    end_log_prob: float | None
+    finished: bool
+
+
+@runtime_checkable
+class TextGenerator(Protocol):
+    """A generator that returns text, with log-probabilities or without: some server's model."""
+
+    @property
+    def spec(self) -> TextGeneratorSpec:
+        """The generator's identity and what it can do."""
+        ...
+
+    def generate(self, reading: Reading, *, n: int = 1) -> list[list[TextCandidate]]:
+        """For each branch (the passages, then no passage where it is read) up to ``n`` answers, best first."""
+        ...
+
+    def score(self, reading: Reading, answers: Sequence[TextCandidate]) -> list[list[TextCandidate]]:
+        """For each branch the same answers with their log-probabilities under it; only if ``spec.scores``."""
+        ...
+
+    def kept(self, reading: Reading, *, together: bool = False) -> tuple[Kept, ...]:
+        """Of each passage the characters of its text that are read; ``together``: with all passages in one prompt."""
+        ...
+
+    def concatenated(self, reading: Reading) -> TextCandidate:
+        """One answer to all passages in one prompt, numbered from 1: where there are no log-probabilities."""
         ...

@@ -7,26 +7,35 @@ the answer which passage it came from.
 from __future__ import annotations
 
 import secrets
-import time
 import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bifolio.answer import Answer, Timings
+from bifolio import text_rag
+from bifolio.answer import Answer
+from bifolio.answering import notes_on_finding
 from bifolio.collection import Collection
 from bifolio.errors import UsageError
+from bifolio.finding import Finder, Found
 from bifolio.language import unfamiliar
 from bifolio.loading import load_generator
+from bifolio.logit_answers import LogitAnswers
 from bifolio.models import DEFAULT_GENERATOR
 from bifolio.options import AskOptions, BifolioWarning
-from bifolio.protocols import Branches, LogitGenerator
-from bifolio.retriever import Retriever, check_question
-from bifolio.types import Hit, Passage
+from bifolio.protocols import LogitGenerator, TextGenerator
+from bifolio.retriever import check_question
+from bifolio.types import Passage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bifolio.decode import Decoded
+BRANCHES = 64
+"""Branches, times hypotheses, that :meth:`Rag.ask_many` has in memory at once."""
+
+
+_DECODING = ("decoder", "beam", "n_best", "diversity", "add_thorough", "temperature", "top_p", "seed", "length_penalty")
 
 
 class Rag:
@@ -34,17 +43,18 @@ class Rag:
 
     def __init__(
         self,
-        collection: Collection,
+        collection: Collection | None = None,
         *,
-        generator: str | LogitGenerator = DEFAULT_GENERATOR,
+        generator: str | LogitGenerator | TextGenerator = DEFAULT_GENERATOR,
         no_passage: bool = True,
         **options: Any,
     ) -> None:
         """Make a model of a collection and a generator.
 
         Args:
-            collection: Where passages come from; its encoder encodes the questions.
-            generator: A model id, or a generator.
+            collection: Where passages come from; its encoder encodes the questions. None where every question brings
+                its own passages.
+            generator: A model id, ``http://HOST:PORT/v1#MODEL`` for the model of a server, or a generator.
             no_passage: Whether one branch reads no passage, where the encoder has a constant for it; ``support`` and
                 ``evidence`` need it.
             **options: Defaults of :class:`AskOptions` for every question, such as ``k=10`` or ``scheme="sequence"``.
@@ -54,161 +64,309 @@ class Rag:
             ModelMissingError: the generator is not in the cache.
         """
         self.collection = collection
+        self._given = dict(options)
         self.options = _with(AskOptions(), options)
         self._no_passage = no_passage
-        collection.encoder  # noqa: B018  a missing one is told before the larger generator is loaded
+        encoder = None if collection is None else collection.encoder  # missing: told before the generator is loaded
         self.generator = load_generator(generator) if isinstance(generator, str) else generator
-        self._retriever = Retriever(collection)
+        self._finder = Finder(collection, no_passage)
+        self._logits: LogitAnswers | None = None
+        if text_rag.is_text_generator(self.generator):
+            self._check_text({})
+        else:
+            logits = text_rag.with_logits(self.generator, "answering")
+            self._logits = LogitAnswers(logits, encoder, self._finder.retriever)
         self._warned = False
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path,
+        collection: Collection | str | Path | None = None,
+        *,
+        passage_encoder: str = "",
+        device: str = "auto",
+        dtype: str = "auto",
+        trainable: bool = False,
+        **options: Any,
+    ) -> Rag:
+        """The paper's own model, from a checkpoint of transformers' ``RagModel`` layout.
+
+        Question encoder, generator, separators, scheme and number of passages are the checkpoint's; the index is a
+        collection, whose vectors its passage encoder made.
+
+        Args:
+            model: Such as ``facebook/rag-token-nq`` (in the cache: ``bifolio models pull``), or a local folder.
+            collection: A collection, or its path; it is opened with the checkpoint's question encoder. None where
+                every question brings its own passages.
+            passage_encoder: Id of the passage encoder; the collection's own when left out.
+            device: Where the models run.
+            dtype: What they compute in.
+            trainable: Leave the generator's weights as they are, so that gradients reach them.
+            **options: As for :class:`Rag`; they win over what the checkpoint says.
+
+        Raises:
+            UsageError: the collection's encoder is no pair of question and passage encoder.
+            ModelMissingError: the checkpoint or the passage encoder is not in the cache.
+            ModelError: the folder is no such checkpoint.
+            EncoderMismatchError: the collection was built with another passage encoder.
+        """
+        from bifolio.pretrained import load_pretrained
+
+        made, generator, found = load_pretrained(
+            model, collection, passage_encoder=passage_encoder, device=device, dtype=dtype, trainable=trainable
+        )
+        return cls(made, generator=generator, **{**found, **options})
 
     def with_collection(self, collection: Collection) -> Rag:
         """The same generator and options over another collection: knowledge is swapped, nothing is retrained."""
-        other = Rag(collection, generator=self.generator, no_passage=self._no_passage)
-        other.options = self.options
-        return other
+        return Rag(collection, generator=self.generator, no_passage=self._no_passage, **self._given)
 
-    def ask(self, question: str, **options: Any) -> Answer:
+    # ---- asking ----
+
+    def ask(
+        self, question: str, *, passages: Sequence[Passage | Mapping[str, Any]] | None = None, **options: Any
+    ) -> Answer:
         """Answer a question; ``options`` are those of :class:`AskOptions`, for this question only.
+
+        Args:
+            question: The question.
+            passages: Passages to read instead of retrieved ones: :class:`Passage` objects, or mappings with ``text``
+                and, if wanted, ``title``, ``id`` and ``score``. Scores are logits of the prior; without them the
+                collection's encoder gives them, and without a collection the prior is uniform.
+            **options: Such as ``k=10`` or ``scheme="sequence"``.
 
         Raises:
             UsageError: the question is empty or too long for the generator's window, or an option cannot be used.
             ModelMissingError: the collection's encoder is not in the cache.
         """
+        chosen = self._chosen(options)
+        found = self._find([question], chosen, passages)
+        return next(self._answers(found, chosen, options))
+
+    def ask_many(self, questions: Iterable[str], *, branches: int = BRANCHES, **options: Any) -> Iterator[Answer]:
+        """Answer questions in order, several at once; each answer is the one that :meth:`ask` gives.
+
+        Questions are taken from the iterable as they are needed: neither questions nor answers pile up.
+
+        Args:
+            questions: The questions.
+            branches: Branches, times the beam, in memory at once; one question is always read, whatever its size.
+            **options: As for :meth:`ask`, for all of them.
+
+        Raises:
+            UsageError: as for :meth:`ask`, when its question's turn comes.
+        """
+        if isinstance(questions, str):
+            raise UsageError(f"questions is {questions!r}: expected a list of questions")
+        if isinstance(branches, bool) or not isinstance(branches, int) or branches < 1:
+            raise UsageError(f"branches {branches!r}: expected a whole number from 1 on")
+        return self._stream(iter(questions), branches, self._chosen(options), options)
+
+    def _stream(
+        self, questions: Iterator[str], branches: int, chosen: AskOptions, options: Mapping[str, Any]
+    ) -> Iterator[Answer]:
+        deep = chosen.beam if chosen.temperature is None else chosen.n_best
+        width = (chosen.k + self._no_passage) * deep
+        together = max(1, branches // width)
+        while True:
+            batch, failure = _take(questions, together)
+            if batch:
+                chosen = self._chosen(options)
+                yield from self._answers(self._find(batch, chosen), chosen, options)
+            if failure is not None:
+                raise failure
+            if len(batch) < together:
+                return
+
+    def warm(self, passages: Iterable[Passage | str], **options: Any) -> None:
+        """Read passages, or those of these ids, now: the first question about them then costs as little as a later one.
+
+        Generators that keep nothing (``cache_bytes=0``, encoder-decoder models) do nothing.
+
+        Raises:
+            NotFoundError: the collection has no passage of that id.
+            UsageError: ids were given and there is no collection, or an option cannot be used.
+        """
         chosen = _with(self.options, options)
-        if chosen.temperature is not None and chosen.seed is None:
-            chosen = replace(chosen, seed=secrets.randbits(31))
-        if not isinstance(question, str):
-            raise UsageError(f"question {question!r}: expected a text")
-        check_question(question)
-        self._warn_of_language(question)
-        started = time.perf_counter()
-        found = self._retriever.retrieval(question, chosen.k)
-        hits = found.hits
-        retrieved = time.perf_counter()
-        no_passage = self._no_passage and self._retriever.prior.no_passage_logit is not None
-        branches = self.generator.read(
-            question,
-            [hit.passage for hit in hits],
-            style=chosen.style,
-            max_tokens=chosen.max_tokens,
-            no_passage=no_passage,
+        warm = getattr(self.generator, "warm", None)
+        found = [self._passage(one) for one in passages]
+        if warm is not None:
+            warm(found, style=chosen.style, max_tokens=chosen.max_tokens)
+
+    def _passage(self, one: Passage | str) -> Passage:
+        if isinstance(one, Passage):
+            return one
+        if self.collection is None:
+            raise UsageError(f"passage {one!r}: there is no collection to take it from; give a Passage")
+        return self.collection.passage(one)
+
+    def _find(
+        self,
+        questions: Sequence[str],
+        chosen: AskOptions,
+        passages: Sequence[Passage | Mapping[str, Any]] | None = None,
+    ) -> list[Found]:
+        """Passages and prior of each question."""
+        for question in questions:
+            if not isinstance(question, str):
+                raise UsageError(f"question {question!r}: expected a text")
+            check_question(question)
+            self._warn_of_language(question)
+        if passages is not None:
+            return [self._finder.given(questions[0], passages)]
+        return self._finder.retrieved(questions, chosen.k)
+
+    def _chosen(self, options: Mapping[str, Any]) -> AskOptions:
+        """The options of one question; with a seed where one is needed and none was given."""
+        chosen = _with(self.options, options)
+        if self._logits is None:
+            self._check_text(options)
+        needs = chosen.temperature is not None and chosen.seed is None
+        return replace(chosen, seed=secrets.randbits(31)) if needs else chosen
+
+    def _check_text(self, options: Mapping[str, Any]) -> None:
+        """What a generator of text cannot do is told before anything is sent; defaults are not asked for."""
+        asked = {**self._given, **options}
+        text_rag.check_options(asked)
+        text_rag.check_request(asked.get("scheme"), asked.get("decoder"))
+
+    def _answers(self, found: Sequence[Found], chosen: AskOptions, options: Mapping[str, Any]) -> Iterator[Answer]:
+        if self._logits is not None:
+            return self._logits.answers(found, chosen)
+        return (self._from_text(one, chosen, {**self._given, **options}) for one in found)
+
+    def _from_text(self, found: Found, chosen: AskOptions, asked: Mapping[str, Any]) -> Answer:
+        """An answer of a generator that returns text."""
+        assert text_rag.is_text_generator(self.generator)
+        made = text_rag.answer_from_text(
+            self.generator,
+            found.reading(chosen),
+            found.retrieval.hits,
+            found.log_prior(),
+            candidates=max(chosen.beam, chosen.n_best),
+            alternatives=chosen.n_best - 1,
+            decoder=asked.get("decoder"),
+            scheme=asked.get("scheme"),
         )
-        device = branches.start().device
-        read = time.perf_counter()
-        log_prior = self._retriever.prior.log_prior([hit.score for hit in hits], no_passage=no_passage).to(device)
-        decoded = self._decode(branches, log_prior, chosen)
-        decoding = time.perf_counter()
-        timings = Timings(retrieved - started, read - retrieved, decoding - read)
-        answer = self._answer(question, chosen, hits, branches, log_prior, decoded, no_passage, timings)
-        return replace(answer, generation=found.generation)
-
-    def _decode(self, branches: Branches, log_prior: Tensor, chosen: AskOptions) -> Decoded:
-        from bifolio import decode
-        from bifolio.segments import boundary
-
-        starts_segment = boundary(chosen.scheme, self.generator.text)
-        eos = self.generator.spec.eos
-        if chosen.temperature is not None:
-            return decode.sample(
-                branches,
-                log_prior,
-                starts_segment,
-                eos,
-                max_tokens=chosen.max_tokens,
-                temperature=chosen.temperature,
-                top_p=1.0 if chosen.top_p is None else chosen.top_p,
-                seed=0 if chosen.seed is None else chosen.seed,
-            )
-        (best,) = decode.beam_search(
-            branches,
-            log_prior,
-            starts_segment,
-            eos,
-            max_tokens=chosen.max_tokens,
-            beams=chosen.beam,
-            length_penalty=chosen.length_penalty,
+        encoder = None if self.collection is None else self.collection.encoder
+        asked_for = notes_on_finding(found.question, found.retrieval.hits, chosen.k, found.own, encoder)
+        return replace(
+            made,
+            notes=(*asked_for, *made.notes),
+            generation=found.retrieval.generation,
+            timings=replace(made.timings, retrieve_s=found.seconds),
+            model={**made.model, "encoder": "" if encoder is None else encoder.spec.model},
         )
-        return best
 
-    def _answer(
+    def _local(self, purpose: str) -> LogitAnswers:
+        """For what a server cannot do."""
+        text_rag.with_logits(self.generator, purpose)
+        assert self._logits is not None
+        return self._logits
+
+    # ---- scoring and loss ----
+
+    def score(
         self,
         question: str,
-        chosen: AskOptions,
-        hits: tuple[Hit, ...],
-        branches: Branches,
-        log_prior: Tensor,
-        decoded: Decoded,
-        no_passage: bool,
-        timings: Timings,
+        answer: str,
+        *,
+        passages: Sequence[Passage | Mapping[str, Any]] | None = None,
+        **options: Any,
     ) -> Answer:
-        from bifolio.cite import cite
+        """How likely a given answer is, and where it comes from: an :class:`Answer` whose decoder is ``given``.
 
-        rows = cite(decoded, log_prior, chosen.scheme, self.generator.text, no_passage=no_passage)
-        log_priors = log_prior.tolist()
-        truncated = tuple(kept < whole for kept, whole in branches.kept_tokens)
-        return Answer(
-            question=question,
-            text=rows.text,
-            hits=tuple(replace(hit, log_prior=log_pi) for hit, log_pi in zip(hits, log_priors, strict=False)),
-            weights=rows.row,
-            no_passage=rows.no_passage,
-            no_passage_log_prior=log_priors[-1] if no_passage else None,
-            sentences=rows.sentences,
-            tokens=rows.tokens,
-            truncated=truncated,
-            log_prob=decoded.log_prob,
-            eos_log_prob=float(decoded.log_probs[-1]) if decoded.finished else None,
-            scheme=chosen.scheme,
-            support=None if rows.no_passage is None else 1 - rows.no_passage,
-            evidence=rows.evidence,
-            notes=tuple(self._notes(question, chosen, hits, branches, decoded)),
-            timings=timings,
-            model={
-                "generator": self.generator.spec.model,
-                "encoder": self.collection.encoder.spec.model,
-                "adapter": self.generator.spec.adapter,
-            },
-        )
+        ``log_prob`` is log p(y|x), ``log_likelihoods`` are log p(y|x,z), ``weights`` is the posterior.
 
-    def _notes(
-        self, question: str, chosen: AskOptions, hits: tuple[Hit, ...], branches: Branches, decoded: Decoded
-    ) -> list[str]:
-        notes = []
-        window = self.collection.encoder.spec.window
-        length = int(self.collection.encoder.passage_lengths([Passage("", question)])[0])
-        if length > window:
-            notes.append(f"the question has {length} tokens: only the first {window} were used to find passages")
-        if chosen.temperature is not None:
-            notes.append(f"sampled with seed {chosen.seed}")
-        if len(hits) < chosen.k:
-            notes.append(f"{chosen.k} passages were asked for and the collection has {len(hits)}: all were read")
-        for hit, (kept, whole) in zip(hits, branches.kept_tokens, strict=True):
-            if kept < whole:
-                notes.append(
-                    f"{hit.passage.place}: {kept} of {whole} tokens were read, the rest did not fit the window"
+        Raises:
+            UsageError: as for :meth:`ask`.
+        """
+        idle = sorted(set(options) & set(_DECODING))
+        if idle:
+            raise UsageError(f"{', '.join(idle)}: an answer that is given is not decoded; leave it out")
+        chosen = _with(self.options, options)
+        (found,) = self._find([question], chosen, passages)
+        return self._local("score").score(found, answer, chosen)
+
+    def loss(
+        self,
+        questions: Sequence[str],
+        answers: Sequence[str],
+        *,
+        passages: Sequence[Sequence[Passage | Mapping[str, Any]]] | None = None,
+        scores: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Mean of -log p(y|x) over questions, nats, with gradients (MATH sections 2 and 4).
+
+        Gradients reach the generator, and ``scores`` where they are given. Every question must have equally many
+        passages.
+
+        Args:
+            questions: B questions.
+            answers: One answer each.
+            passages: K passages for each question; retrieved when left out.
+            scores: (B, K) scores of the passages, before the prior's scale; the retriever's own when left out.
+            **options: ``k``, ``scheme``, ``style`` and ``requery_every`` of :class:`AskOptions`.
+
+        Raises:
+            UsageError: as for :meth:`ask`, or the generator cannot be trained.
+        """
+        if isinstance(questions, str) or len(questions) != len(answers) or not questions:
+            raise UsageError("expected a list of questions and one answer for each")
+        local = self._local("loss")
+        chosen = _with(self.options, options)
+        if passages is None:
+            found = self._find(questions, chosen)
+        else:
+            if len(passages) != len(questions):
+                raise UsageError(
+                    f"passages for {len(passages)} of {len(questions)} questions: expected a list for each"
                 )
-        if not decoded.finished:
-            notes.append(f"the answer was cut after {chosen.max_tokens} tokens")
-        return notes
+            found = [self._find([q], chosen, own)[0] for q, own in zip(questions, passages, strict=True)]
+        return local.loss(found, answers, chosen, scores)
 
     def _warn_of_language(self, question: str) -> None:
         """Once per Rag."""
         if self._warned:
             return
-        for part, spec in (("encoder", self.collection.encoder.spec), ("generator", self.generator.spec)):
-            language = unfamiliar(question, spec.languages)
+        parts: list[tuple[str, tuple[str, ...], str]] = []
+        if self._logits is not None:  # a server would have to be asked
+            parts.append(("generator", self.generator.spec.languages, self.generator.spec.model))
+        if self.collection is not None:
+            spec = self.collection.encoder.spec
+            parts.insert(0, ("encoder", spec.languages, spec.model))
+        for part, languages, model in parts:
+            language = unfamiliar(question, languages)
             if language:
                 self._warned = True
                 warnings.warn(
-                    f"the question looks like {language}, and the {part} {spec.model} was made for "
-                    f"{', '.join(spec.languages)}: expect poor answers, or choose another model",
+                    f"the question looks like {language}, and the {part} {model} was made for "
+                    f"{', '.join(languages)}: expect poor answers, or choose another model",
                     BifolioWarning,
-                    stacklevel=3,
+                    stacklevel=4,
                 )
                 return
 
 
-def _with(options: AskOptions, changes: dict[str, Any]) -> AskOptions:
+def _take(questions: Iterator[str], count: int) -> tuple[list[str], UsageError | None]:
+    """Up to ``count`` questions, and what is wrong with the one after them, if anything is."""
+    batch: list[str] = []
+    for question in questions:
+        try:
+            if not isinstance(question, str):
+                raise UsageError(f"question {question!r}: expected a text")
+            check_question(question)
+        except UsageError as error:
+            return batch, error
+        batch.append(question)
+        if len(batch) == count:
+            break
+    return batch, None
+
+
+def _with(options: AskOptions, changes: Mapping[str, Any]) -> AskOptions:
     unknown = sorted(set(changes) - set(AskOptions.known()))
     if unknown:
         raise UsageError(f"unknown option {', '.join(unknown)}: expected one of {', '.join(AskOptions.known())}")

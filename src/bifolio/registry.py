@@ -29,6 +29,8 @@ _BUILT_IN: dict[str, dict[str, _Entry]] = {
     },
     "generator": {
         "causal": _Entry("bifolio.generators.causal:CausalGenerator", "transformers", "models"),
+        "seq2seq": _Entry("bifolio.generators.seq2seq:Seq2SeqGenerator", "transformers", "models"),
+        "remote": _Entry("bifolio.generators.remote:RemoteGenerator", "", ""),
     },
 }
 

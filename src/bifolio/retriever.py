@@ -6,6 +6,7 @@ section 1), because that is what training differentiates and what the posterior 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,6 +33,10 @@ class PassageSnapshot(Protocol):
         """The min(k, size) passages with the largest inner product, best first, with it."""
         ...
 
+    def vectors(self, passage_ids: Sequence[str]) -> Float32[np.ndarray, "K D"]:
+        """E_P(z) of passages that it has, as stored."""
+        ...
+
 
 class PassageStore(Protocol):
     """What a retriever needs of a collection."""
@@ -52,11 +57,15 @@ class Retrieval:
 
     Attributes:
         hits: Passages, best first; their ``log_prior`` sums to 1 over them.
-        generation: State of the collection that was read.
+        generation: State of the collection that was read; "" for passages of the caller's own.
+        vectors: E_P(z) of the hits, made when they are asked for; None where there is no encoder.
+        snapshot: That state itself; None for passages of the caller's own.
     """
 
     hits: tuple[Hit, ...]
     generation: str
+    vectors: Callable[[], Float32[np.ndarray, "K D"]] | None = None
+    snapshot: PassageSnapshot | None = None
 
 
 @dataclass(frozen=True)
@@ -75,10 +84,14 @@ class Prior:
         """Log pi_z, (K,) float32, or (K + 1,) with the no-passage branch at its end (MATH sections 1 and 3)."""
         import torch
 
+        # In double precision: scores of a caller's own may be of any size.
+        return self.differentiable(torch.tensor(scores, dtype=torch.float64), no_passage=no_passage).float()
+
+    def differentiable(self, scores: Tensor, *, no_passage: bool = False) -> Tensor:
+        """Log pi_z of scores (..., K) with their gradients."""
         from bifolio import marginal
 
-        bias = self.no_passage_logit if no_passage else None
-        return marginal.log_prior(torch.tensor(scores, dtype=torch.float32), self.scale, bias)
+        return marginal.log_prior(scores, self.scale, self.no_passage_logit if no_passage else None)
 
 
 class Retriever:
@@ -109,17 +122,41 @@ class Retriever:
             ModelMissingError: the collection's encoder is not in the cache.
             EncoderMismatchError: the encoder is not the one that the collection was built with.
         """
-        check_question(question)
+        return self.retrievals([question], k)[0]
+
+    def retrievals(self, questions: Sequence[str], k: int = 5) -> list[Retrieval]:
+        """:meth:`retrieval` of several questions, encoded together, all from one generation."""
+        for question in questions:
+            check_question(question)
         if k < 1:
             raise UsageError(f"k {k}: expected at least 1 passage")
-        query = self._store.encoder.encode_questions([question])[0]
+        queries = self._store.encoder.encode_questions(list(questions))
         now = self._store.snapshot()
+        return [self._retrieval(now, query, k) for query in queries]
+
+    def _retrieval(self, now: PassageSnapshot, query: Float32[np.ndarray, " D"], k: int) -> Retrieval:
         found = now.nearest(query, k)
         if not found:
-            return Retrieval((), now.generation)
+            return Retrieval((), now.generation, snapshot=now)
+        ids = [passage.id for passage, _ in found]
+        return Retrieval(self._hits(found), now.generation, lambda: now.vectors(ids), now)
+
+    def within(self, earlier: Retrieval, question: str, k: int) -> Retrieval:
+        """As :meth:`retrieval`, in the state that an earlier retrieval read."""
+        query = self._store.encoder.encode_questions([question])[0]
+        return self._retrieval(earlier.snapshot or self._store.snapshot(), query, k)
+
+    def _hits(self, found: Sequence[tuple[Passage, float]]) -> tuple[Hit, ...]:
         log_prior = self.prior.log_prior([score for _, score in found]).tolist()
-        hits = (Hit(passage, score, log_pi) for (passage, score), log_pi in zip(found, log_prior, strict=True))
-        return Retrieval(tuple(hits), now.generation)
+        return tuple(Hit(passage, score, log_pi) for (passage, score), log_pi in zip(found, log_prior, strict=True))
+
+    def given(self, question: str, passages: Sequence[Passage]) -> Retrieval:
+        """The caller's own passages, in their order, with the scores that the encoder gives them."""
+        check_question(question)
+        query = self._store.encoder.encode_questions([question])[0]
+        vectors = self._store.encoder.encode_passages(passages)
+        found = [(passage, float(vector @ query)) for passage, vector in zip(passages, vectors, strict=True)]
+        return Retrieval(self._hits(found), "", lambda: vectors)
 
 
 def check_question(question: str) -> None:

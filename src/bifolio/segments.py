@@ -147,8 +147,8 @@ class SentenceBoundary:
         return self._state(prefix).ends
 
 
-def boundary(scheme: str, text: Callable[[Sequence[int]], str]) -> Boundary:
-    """The rule of a scheme, over tokens whose text is ``text(ids)``.
+def boundary(scheme: str, text: Callable[[Sequence[int]], str], every: int = 1) -> Boundary:
+    """The rule of a scheme, over tokens whose text is ``text(ids)``; ``requery`` begins anew after ``every`` tokens.
 
     Raises:
         UsageError: the scheme is unknown.
@@ -159,6 +159,8 @@ def boundary(scheme: str, text: Callable[[Sequence[int]], str]) -> Boundary:
         return lambda prefix: False
     if scheme == "sentence":
         return SentenceBoundary(text)
+    if scheme == "requery":
+        return lambda prefix: len(prefix) % every == 0
     raise UsageError(f"unknown scheme {scheme!r}: expected one of {', '.join(SCHEMES)}")
 
 

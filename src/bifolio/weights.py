@@ -15,7 +15,7 @@ import torch
 
 from bifolio.errors import MissingExtraError, ModelError, UsageError
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _loading = threading.Lock()  # the libraries' verbosity belongs to the process
 
@@ -38,11 +38,11 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+def pick_dtype(name: str, device: torch.device, trainable: bool = False) -> torch.dtype:
     """The type that a model computes in.
 
     ``auto`` is half precision where the hardware multiplies it: bfloat16 on a CPU with AVX512_BF16 or AMX, twice as
-    fast there (docs/LOG.md); bfloat16, else float16, on CUDA; float32 anywhere else.
+    fast there (docs/LOG.md); bfloat16, else float16, on CUDA; float32 anywhere else, and for weights to be trained.
 
     Raises:
         UsageError: it is unknown.
@@ -51,6 +51,8 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
         return DTYPES[name]
     if name != "auto":
         raise UsageError(f"unknown dtype {name!r}: expected auto, {', '.join(DTYPES)}")
+    if trainable:
+        return torch.float32
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bifolio import marginal
 from bifolio.errors import UsageError
 from bifolio.segments import SCHEMES, boundary, segment_ids
-from toy import EOS, ToyBranches, recursion, text
+from toy import EOS, ToyBranches, likelihood, recursion, text
 
 SEEDS = st.integers(0, 10**6)
 
@@ -44,7 +44,7 @@ def test_probabilities_of_all_answers_sum_to_one(scheme, seed, k, impossible):
     total = 0.0
     for answer in toy.answers():
         ids = torch.tensor([segment_ids(answer, starts)])
-        log_p = marginal.segment_log_likelihood(prior[None], toy.score(answer)[None], ids)
+        log_p = marginal.segment_log_likelihood(prior[None], likelihood(toy, answer)[None], ids)
         total += math.exp(float(log_p))
     assert total == pytest.approx(1, abs=1e-12)
 

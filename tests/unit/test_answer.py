@@ -114,7 +114,7 @@ TOP = (
     "question answer marked abstained log_prob eos_log_prob scheme decoder support evidence generation passages "
     "no_passage sentences tokens timings model"
 ).split()
-BEYOND = {"top": ["notes"], "passage": ["score"]}
+BEYOND = {"top": ["alternatives", "basis", "cap", "notes"], "passage": ["cached", "log_likelihood", "score"]}
 PASSAGE = "marker id source place span heading text log_prior posterior truncated".split()
 SENTENCE = "text span weights no_passage basis markers".split()
 TOKEN = "text span log_prob weights no_passage".split()
@@ -175,6 +175,8 @@ def test_the_document_has_what_the_interface_says():
         "log_prior": math.log(1 / 3),
         "posterior": 0.3,
         "truncated": False,
+        "cached": False,
+        "log_likelihood": None,
     }
     assert document["no_passage"] == {"log_prior": -4.0, "posterior": 0.1}
     assert document["sentences"] == [
@@ -198,7 +200,8 @@ def test_the_document_has_what_the_interface_says():
 def test_a_hit_is_the_same_in_every_document():
     made = answer(("One.", (0.5, 0.3, 0.1)))
     for hit, shown in zip(made.hits, made.to_dict()["passages"], strict=True):
-        assert {key: shown[key] for key in shown if key not in ("marker", "posterior", "truncated")} == hit_facts(hit)
+        own = ("marker", "posterior", "truncated", "cached", "log_likelihood")
+        assert {key: shown[key] for key in shown if key not in own} == hit_facts(hit)
         assert list(hit_facts(hit)) == "id source place span heading text score log_prior".split()
 
 

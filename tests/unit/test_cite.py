@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bifolio.cite import cite
-from bifolio.decode import Decoded
-from bifolio.segments import boundary, segment_ids
+from bifolio.hypotheses import Decoded
+from bifolio.segments import SCHEMES, boundary, segment_ids
 from toy import recursion
 
 EOS = 0
@@ -37,13 +37,14 @@ def decoded(tokens, scheme, prior=PRIOR, text=text_of):
         for i, before in enumerate(prior if i == 0 or resets[i] else blames[i - 1] for i in range(len(tokens)))
     ]
     assert sum(mixed) == pytest.approx(total)
-    made = Decoded(tokens, torch.tensor(mixed), torch.tensor(likelihood), ids, tokens[-1:] == (EOS,))
-    return made, torch.tensor(log_prior), blames, rows
+    log_priors = torch.tensor(log_prior).expand(len(tokens), -1)
+    made = Decoded(tokens, torch.tensor(mixed), torch.tensor(likelihood), log_priors, ids, tokens[-1:] == (EOS,))
+    return made, blames, rows
 
 
 def cited(tokens, scheme, no_passage=False, prior=PRIOR, text=text_of):
-    made, log_prior, blames, rows = decoded(tokens, scheme, prior, text)
-    return cite(made, log_prior, scheme, text, no_passage=no_passage), blames, rows
+    made, blames, rows = decoded(tokens, scheme, prior, text)
+    return cite(made, scheme, text, no_passage=no_passage), blames, rows
 
 
 def normalised(row):
@@ -95,7 +96,7 @@ def test_token_rows_are_mean_blame():
         close(token.weights, blame)
 
 
-@pytest.mark.parametrize("scheme", ["token", "sentence", "sequence"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("no_passage", [False, True])
 def test_rows_sum_to_one_and_tokens_tile(scheme, no_passage):
     found, blames, _ = cited(TWO_SENTENCES, scheme, no_passage)
@@ -140,7 +141,7 @@ def test_markers_are_numbered_over_the_sentences():
 
 
 @pytest.mark.parametrize("tokens", [(EOS,), (6, EOS), (8, 6, EOS), (8,)])
-@pytest.mark.parametrize("scheme", ["token", "sentence", "sequence"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_an_empty_answer_has_a_row_and_nothing_else(tokens, scheme):
     found, *_ = cited(tokens, scheme)
     assert (found.text, found.sentences, found.tokens) == ("", (), ())
@@ -166,7 +167,7 @@ def bytes_text(ids):
     return b"".join(pieces).decode("utf-8", "replace")
 
 
-@pytest.mark.parametrize("scheme", ["token", "sentence", "sequence"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_bytes_of_one_character_are_one_row(scheme):
     tokens = (1, 8, 10, 11, 12, 13, 2, 3, EOS)
     found, blames, _ = cited(tokens, scheme, text=bytes_text)
@@ -175,7 +176,8 @@ def test_the_bytes_of_one_character_are_one_row(scheme):
     assert [t.span for t in found.tokens] == [(0, 5), (5, 6), (6, 7), (7, 10), (10, 11)]
     owl = found.tokens[2]
     pieces = blames[2:6]
-    close(owl.weights, [sum(b[z] for b in pieces) / 4 for z in range(3)] if scheme == "token" else pieces[-1])
+    forgets = scheme in ("token", "requery")
+    close(owl.weights, [sum(b[z] for b in pieces) / 4 for z in range(3)] if forgets else pieces[-1])
     made, *_ = decoded(tokens, scheme, text=bytes_text)
     assert owl.log_prob == pytest.approx(float(made.log_probs[2:6].sum()), abs=1e-5)
 
@@ -206,16 +208,16 @@ def test_an_answer_cut_after_the_word_that_closed_a_sentence_has_a_row_for_that_
     close(found.sentences[1].weights, alone([4]))
 
 
-@pytest.mark.parametrize("scheme", ["token", "sentence", "sequence"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_look_ahead_never_gives_a_sentence_the_row_of_other_tokens(scheme):
     tokens = (1, 2, 7, 3, 4, 5, EOS)  # "Close it 3. Then wait": the segment ends after "Then", the sentence before it
     found, blames, _ = cited(tokens, scheme)
     assert [s.text for s in found.sentences] == ["Close it 3.", "Then wait"]
-    basis = {"token": "mean", "sentence": "evidence", "sequence": "evidence"}[scheme]
+    basis = {"sentence": "evidence", "sequence": "evidence"}.get(scheme, "mean")
     for sentence, members in zip(found.sentences, [[0, 1, 2, 3], [4, 5]], strict=True):
         assert sentence.basis == basis
         mean = [sum(blames[i][z] for i in members) / len(members) for z in range(3)]
-        close(sentence.weights, mean if scheme == "token" else alone(members))
+        close(sentence.weights, mean if basis == "mean" else alone(members))
 
 
 def test_an_end_that_was_withdrawn_leaves_one_sentence_with_all_of_its_tokens():
@@ -231,11 +233,53 @@ def test_an_end_that_was_withdrawn_leaves_one_sentence_with_all_of_its_tokens():
     close(sentence.weights, alone([0, 1, 2, 3, 4]))
 
 
-@pytest.mark.parametrize("scheme", ["token", "sentence", "sequence"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_an_impossible_token_gives_no_nan(scheme):
-    made, log_prior, *_ = decoded(TWO_SENTENCES, scheme)
+    made, *_ = decoded(TWO_SENTENCES, scheme)
     made.token_log_probs[:, 4] = -math.inf
     made.log_probs[4] = -math.inf
-    found = cite(made, log_prior, scheme, text_of, no_passage=True)
+    found = cite(made, scheme, text_of, no_passage=True)
     for row in (*found.sentences, *found.tokens):
         assert sum(row.weights) + row.no_passage == pytest.approx(1, abs=1e-5)
+
+
+OTHERS = [[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.2, 0.2, 0.6]]
+
+
+def requeried(every):
+    """Two sentences under a prior that is another one for every segment; the rows of the segments by hand."""
+    ids = tuple(i // every for i in range(len(TWO_SENTENCES)))
+    table = likelihoods(len(ids))
+    priors = [OTHERS[segment % 3] for segment in ids]
+    rows, mixed, w = [], [], None
+    for i, segment in enumerate(ids):
+        if i == 0 or segment != ids[i - 1]:
+            w = priors[i]
+        joint = [w[z] * math.exp(table[z][i]) for z in range(3)]
+        mixed.append(math.log(sum(joint)))
+        w = normalised(joint)
+        rows.append(w)
+    made = Decoded(
+        TWO_SENTENCES, torch.tensor(mixed), torch.tensor(table), torch.tensor(priors).log(), ids, finished=True
+    )
+    return cite(made, "requery", text_of, no_passage=False), rows
+
+
+def test_a_renewed_prior_counts_in_the_segment_that_it_was_made_for():
+    found, blames = requeried(3)  # each sentence is a segment, and EOS one of its own
+    assert [s.basis for s in found.sentences] == ["posterior", "posterior"]
+    table = likelihoods(7)
+    for sentence, prior, places in zip(found.sentences, OTHERS, ([0, 1, 2], [3, 4, 5]), strict=False):
+        close(sentence.weights, normalised([prior[z] * math.exp(sum(table[z][i] for i in places)) for z in range(3)]))
+    ends = [blames[2], blames[5], blames[6]]
+    close(found.row, [sum(n * row[z] for n, row in zip([3, 3, 1], ends, strict=True)) / 7 for z in range(3)])
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_sentences_that_are_no_segments_of_a_renewed_prior_have_mean_blame(every):
+    found, blames = requeried(every)
+    assert {s.basis for s in found.sentences} == {"mean"}
+    for sentence, places in zip(found.sentences, ([0, 1, 2], [3, 4, 5]), strict=True):
+        close(sentence.weights, [sum(blames[i][z] for i in places) / 3 for z in range(3)])
+    for token, blame in zip(found.tokens, blames, strict=False):
+        close(token.weights, blame)

@@ -11,6 +11,7 @@ import torch
 from bifolio import Collection, Rag, marginal
 from bifolio.errors import UsageError
 from bifolio.options import BifolioWarning
+from bifolio.protocols import Reading
 from bifolio.segments import boundary, segment_ids
 from fakes import FakeEncoder, FakeGenerator, write_files
 
@@ -47,13 +48,12 @@ def expected_prior(collection, k, no_passage=True):
 def rescored(rag, answer, k, scheme, no_passage=True):
     """log p(y|x) of an answer from the branches' own scores, and the same problem's tensors."""
     hits = rag.collection.retrieve(QUESTION, k)
-    branches = rag.generator.read(
-        QUESTION, [hit.passage for hit in hits], style="long", max_tokens=128, no_passage=no_passage
-    )
+    reading = Reading(QUESTION, tuple(hit.passage for hit in hits), "long", 128, no_passage)
+    branches = rag.generator.read([reading])
     ids = rag.generator.answer_ids(answer.text, style="long")
     prior = torch.tensor([expected_prior(rag.collection, k, no_passage)])
     segments = torch.tensor([segment_ids(ids, boundary(scheme, rag.generator.text))])
-    return prior, branches.score(tuple(ids))[None], segments
+    return prior, branches.score([[ids]])[0][0][None], segments
 
 
 @pytest.mark.parametrize("scheme", ["token", "sentence", "sequence"])
@@ -101,7 +101,7 @@ def test_options_reach_the_search(collection, monkeypatch):
     from bifolio import decode
 
     seen = {}
-    real_search, real_sample = decode.beam_search, decode.sample
+    real_search, real_sample = decode.beam, decode.draw
 
     def search(*arguments, **options):
         seen.update(options)
@@ -111,16 +111,17 @@ def test_options_reach_the_search(collection, monkeypatch):
         seen.update(options)
         return real_sample(*arguments, **options)
 
-    monkeypatch.setattr(decode, "beam_search", search)
-    monkeypatch.setattr(decode, "sample", sample)
+    monkeypatch.setattr(decode, "beam", search)
+    monkeypatch.setattr(decode, "draw", sample)
     rag = Rag(collection, generator=generator())
     rag.ask(QUESTION, beam=3, length_penalty=0.5, max_tokens=9, style="short", k=1)
-    assert seen == {"beams": 3, "length_penalty": 0.5, "max_tokens": 9}
+    plain = {"n_best": 1, "groups": 1, "diversity": 0.0}
+    assert seen == {"beams": 3, "length_penalty": 0.5, "max_tokens": 9, **plain}
     assert rag.generator.reads[-1][2:4] == ("short", 9)
     assert len(rag.generator.reads[-1][1]) == 1
     seen.clear()
     rag.ask(QUESTION, temperature=0.7, top_p=0.9, seed=5)
-    assert seen == {"max_tokens": 128, "temperature": 0.7, "top_p": 0.9, "seed": 5}
+    assert seen == {"max_tokens": 128, "temperature": 0.7, "top_p": 0.9, "seed": 5, "n_best": 1}
 
 
 def test_sampling_tells_the_seed_and_draws_it_anew(collection):

@@ -83,5 +83,7 @@ def test_schemes_and_an_unknown_one():
     assert segment_ids((1, 1, 1), boundary("token", text)) == [0, 1, 2]
     assert segment_ids((1, 1, 1), boundary("sequence", text)) == [0, 0, 0]
     assert segment_ids((1, 1, 1), boundary("sentence", text)) == [0, 1, 2]
+    assert segment_ids((1, 1, 1), boundary("requery", text)) == [0, 1, 2]
+    assert segment_ids((1,) * 7, boundary("requery", text, 3)) == [0, 0, 0, 1, 1, 1, 2]
     with pytest.raises(UsageError, match="paragraph"):
         boundary("paragraph", text)

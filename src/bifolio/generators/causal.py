@@ -1,30 +1,36 @@
 """Decoder-only generators: any Hugging Face causal language model, each passage read on its own.
 
-K branches times H hypotheses are one batch; row ``h * K + z`` is hypothesis h under branch z. Prompts are padded on
-the left, so that all branches continue at the same column.
+The passage comes first in a prompt, so that what was read of it is kept and serves every later question.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
-from tokenizers import Tokenizer
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bifolio.errors import MissingExtraError, ModelError, UsageError
-from bifolio.generators import templates
+from bifolio.generators import attention, templates
+from bifolio.generators.ends import NAN, Ends
+from bifolio.generators.grid import Grid, Prompts
+from bifolio.generators.packed import pack, unpack
+from bifolio.generators.passage_cache import CacheStatistics, KeysValues, PassageCache
+from bifolio.generators.rows import RowPrompts, teacher_forced
 from bifolio.generators.templates import Template
-from bifolio.protocols import Branches, GeneratorSpec
+from bifolio.generators.tokenizing import untrusted
+from bifolio.generators.tree import Model, TreePrompts
+from bifolio.protocols import Branches, GeneratorSpec, Kept, Reading
 from bifolio.types import Passage
 from bifolio.weights import pick_device, pick_dtype, quiet_load
 
 _LEAST_ROOM = 32  # tokens of a passage under which reading it makes no sense
+CACHE_BYTES = 2**29
+"""What read passages may take by default: about a hundred passages of 200 tokens for a model of 135 M parameters."""
 
 
 class CausalGenerator:
@@ -39,6 +45,8 @@ class CausalGenerator:
         device: str = "auto",
         dtype: str = "auto",
         languages: tuple[str, ...] = (),
+        cache_bytes: int = CACHE_BYTES,
+        trainable: bool = False,
     ) -> None:
         """Load the model from a local folder; nothing is downloaded, only safetensors are read, no remote code runs.
 
@@ -47,8 +55,11 @@ class CausalGenerator:
             model: The id that the folder came from; the folder itself when left out.
             form: ``chat`` (the model's own chat template), ``plain``, or ``auto``: chat if the model has a template.
             device: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` ...
-            dtype: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
+            dtype: ``auto`` (float32 if ``trainable``), ``float32``, ``bfloat16``, ``float16`` or ``float64``.
             languages: ISO 639-1 codes that the model is known to handle.
+            cache_bytes: What the passages that were read may take, least recently used first out; 0 keeps none.
+            trainable: Leave the weights as they are, so that gradients reach them; otherwise they may be packed for
+                faster decoding on a CPU.
 
         Raises:
             ModelError: the folder holds no causal language model that can be loaded safely.
@@ -64,20 +75,53 @@ class CausalGenerator:
         with quiet_load(folder):
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), **options)
             self._model = transformers.AutoModelForCausalLM.from_pretrained(
-                str(folder), dtype=pick_dtype(dtype, self._device), use_safetensors=True, **options
+                str(folder), dtype=pick_dtype(dtype, self._device, trainable), use_safetensors=True, **options
             )
         self._model.eval().to(self._device)
-        self._untrusted = _without_special_tokens(self._tokenizer, folder)
-        self._cache_name = (
-            "cache" if "cache" in inspect.signature(self._model.forward).parameters else "past_key_values"
-        )
+        self._untrusted = untrusted(self._tokenizer, folder)
+        # Some tokenizers put a blank of their own before every text: the lead of a template would be a second one.
+        self._marks_beginnings = self._untrusted.encode("a", add_special_tokens=False).tokens[:1] != ["a"]
+        signature = inspect.signature(self._model.forward).parameters
+        self._cache_name = "cache" if "cache" in signature else "past_key_values"
         self._templates = self._choose(form)
         self._ends = {style: self._ways_to_end(template) for style, template in self._templates.items()}
-        window = getattr(self._model.config, "max_position_embeddings", None) or self._tokenizer.model_max_length
         self._spec = GeneratorSpec(
-            model or str(folder), int(self._model.config.vocab_size), self._eos(), int(window), tuple(languages)
+            model or str(folder), int(self._model.config.vocab_size), self._eos(), self._window(), tuple(languages)
         )
-        self._check(folder)
+        self._trainable = trainable
+        self._shared = self._share(folder)
+        self._tree = Model(self._model, self._cache_name, self._spec.eos)
+        self._cache = PassageCache(cache_bytes)
+
+    def _share(self, folder: Path) -> bool:
+        """Whether hypotheses can share their prompt, and prompts their passages; raises if the model is of no use.
+
+        Whatever makes the model faster is tried here and kept only if the model says the same. ALiBi counts columns,
+        and those of other hypotheses would count, too little to be noticed in a short text: it is not tried.
+        """
+        before = self._model.config._attn_implementation
+        alone = self._alone(folder)
+        takes_positions = "position_ids" in inspect.signature(self._model.forward).parameters
+        attention.register()
+        settings = self._model.config.to_dict()
+        alibi = settings.get("alibi") or settings.get("position_embedding_type") == "alibi"
+        for name in (attention.NAME, before) if takes_positions and not alibi else ():
+            try:
+                self._model.set_attn_implementation(name)
+                self._check(folder, alone, shared=True)
+                break
+            except Exception:  # whatever a family raises that does its attention in its own way
+                self._model.set_attn_implementation(before)
+        else:
+            self._check(folder, alone, shared=False)
+            return False
+        if not self._trainable:
+            replaced = pack(self._model)
+            try:
+                self._check(folder, alone, shared=True)
+            except ModelError:
+                unpack(replaced)
+        return True
 
     @property
     def spec(self) -> GeneratorSpec:
@@ -88,6 +132,12 @@ class CausalGenerator:
     def device(self) -> torch.device:
         """Where the model is."""
         return self._device
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The model itself, for an optimiser; trainable only if it was loaded so."""
+        model: torch.nn.Module = self._model
+        return model
 
     def _choose(self, form: str) -> Mapping[str, Template]:
         if form not in ("auto", "chat", "plain"):
@@ -110,7 +160,16 @@ class CausalGenerator:
             raise ModelError(f"{self._tokenizer.name_or_path}: neither the tokenizer nor the model names an EOS token")
         return int(ids[0] if isinstance(ids, list) else ids)
 
-    def _ways_to_end(self, template: Template) -> _Ends:
+    def _window(self) -> int:
+        """Tokens that prompt and answer may have together; within a sliding window, attention is ordinary."""
+        config = self._model.config
+        sizes = [getattr(config, "max_position_embeddings", None) or self._tokenizer.model_max_length]
+        sliding = getattr(config, "sliding_window", None)
+        if sliding and getattr(config, "use_sliding_window", True):
+            sizes.append(sliding)
+        return int(min(sizes))
+
+    def _ways_to_end(self, template: Template) -> Ends:
         named = self._model.generation_config.eos_token_id
         stops = {self._eos(), *(named if isinstance(named, list) else [] if named is None else [named])}
         last: set[int] = set()
@@ -120,38 +179,58 @@ class CausalGenerator:
                     stops.add(i)
                 elif any(stop in piece for stop in template.stop):
                     last.add(i)
-        return _Ends(self._eos(), torch.tensor(sorted(stops), device=self._device), frozenset(last - stops))
+        return Ends(self._eos(), torch.tensor(sorted(stops), device=self._device), frozenset(last - stops))
 
-    def _check(self, folder: Path) -> None:
-        """Whether the model can be used: a batch that forks must say what each of its rows says alone.
+    def _probe(self) -> tuple[list[list[int]], list[int]]:
+        """Two prompts of unequal length, and four tokens to go on with."""
+        prompts = [self._ids(text, trusted=False) or [0] for text in ("The valve closes.", "A")]
+        return prompts, (prompts[0] * 4)[:4]
+
+    @torch.inference_mode()
+    def _alone(self, folder: Path) -> Float[Tensor, " V"]:
+        """What the model itself says: one row, no padding, no cache, its own attention and layers.
+
+        Raises:
+            ModelError: it does not run.
+        """
+        if int(self._ends["short"].stops.max()) >= self._spec.vocabulary or self._spec.window < 1:
+            raise ModelError(f"{folder}: its tokenizer ends answers with a token that the model does not have")
+        prompts, answer = self._probe()
+        path = torch.tensor([[*prompts[1], *answer[:3]]], device=self._device)
+        try:
+            logits = self._model(input_ids=path, use_cache=False).logits[0, -1]
+        except Exception as error:  # whatever a model's own code raises
+            raise ModelError(f"{folder}: the model does not run ({type(error).__name__}: {error})") from error
+        if bool(logits.isnan().any()):
+            raise ModelError(f"{folder}: {NAN}")
+        return torch.log_softmax(logits.float(), dim=-1)
+
+    @torch.inference_mode()
+    def _check(self, folder: Path, alone: Float[Tensor, " V"], *, shared: bool) -> None:
+        """Whether the model can be used: a batch that forks must say what one of its rows says alone.
 
         Models whose state is not a key/value cache, or that read their padding, are found here and not in an answer.
 
         Raises:
             ModelError: it cannot.
         """
-        if int(self._ends["short"].stops.max()) >= self._spec.vocabulary or self._spec.window < 1:
-            raise ModelError(f"{folder}: its tokenizer ends answers with a token that the model does not have")
-        texts = ("The valve closes.", "A")
-        prompts = [self._ids(text, trusted=False) or [0] for text in texts]
-        answer = (prompts[0] * 4)[:4]
-        ends = self._ends["short"]._replace(last=frozenset())
+        prompts, answer = self._probe()
+        model = Model(self._model, self._cache_name, self._spec.eos)
         try:
-            branches = _CausalBranches(self._model, self._cache_name, prompts, (), ends)
-            branches.start()
-            branches.advance([0, 0], answer[:2])
-            branches.advance([1, 0], [answer[2], answer[1]])
-            mine = branches.advance([1], answer[2:3])[0]
-            alone = _CausalBranches(self._model, self._cache_name, prompts[1:], (), ends)
-            path = [answer[0], answer[1], answer[2]]
-            expected = alone.score([*path, answer[3]])[0, -1]
-        except ModelError:
-            raise
+            if shared:
+                heads = model.read([prompt[:-1] for prompt in prompts])
+                forking: Prompts = TreePrompts(model, heads, [prompt[-1:] for prompt in prompts])
+            else:
+                forking = RowPrompts(self._model, self._cache_name, prompts, self._spec.eos)
+            run, _ = forking.open(None)
+            run.step([[0, 0], [0, 0]], [[answer[0]] * 2, [answer[1]] * 2])
+            run.step([[1, 1], [0, 0]], [[answer[2]] * 2, [answer[1]] * 2])
+            mine = torch.log_softmax(run.step([[1, 1]], [[answer[2]] * 2])[0, 1].float(), dim=-1)
         except Exception as error:  # whatever a model's own code raises over a cache that it does not know
             what = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ModelError(f"{folder}: this kind of model cannot be a generator here ({what})") from error
-        off = float((mine[1, answer[3]] - expected).abs())
-        if answer[3] not in ends.stops.tolist() and not off < (0.05 if self._model.dtype == torch.float32 else 1.5):
+        off = float((mine - alone)[alone.topk(min(50, len(alone))).indices].abs().max())
+        if not off < (0.005 if self._model.dtype in (torch.float32, torch.float64) else 1.5):
             raise ModelError(
                 f"{folder}: this kind of model cannot be a generator here (in a batch it differs by {off:.2f} nats)"
             )
@@ -169,45 +248,127 @@ class CausalGenerator:
         plain = template.stop != ()
         return [bos, *ids] if plain and bos is not None and self._tokenizer("")["input_ids"][:1] == [bos] else ids
 
-    def read(
-        self, question: str, passages: Sequence[Passage], *, style: str, max_tokens: int, no_passage: bool
-    ) -> Branches:
-        """Read each passage on its own with the question; the question alone is the last branch if ``no_passage``.
+    def read(self, readings: Sequence[Reading]) -> Branches:
+        """Read each passage of each question on its own.
 
         A passage that does not fit into the window beside the question and ``max_tokens`` of answer is cut at the end
-        of its text, never the question; ``kept_tokens`` of the result says so.
+        of its text, never the question; ``kept`` of the result says so. What was read before is not read again.
 
         Raises:
-            UsageError: the question alone does not fit, or there is no branch at all.
+            UsageError: a question alone does not fit, or has no branch at all.
+        """
+        parts = [self._parts(reading) for reading in readings]
+        sizes = [len(prompt.prefixes) for prompt in parts]
+        ends = [self._ends[reading.style] for reading in readings]
+        prefixes = [prefix for prompt in parts for prefix in prompt.prefixes]
+        tails = [prompt.tail for prompt in parts for _ in prompt.prefixes]
+        if not self._shared:
+            whole = [[*prefix, *tail] for prefix, tail in zip(prefixes, tails, strict=True)]
+            prompts = RowPrompts(self._model, self._cache_name, whole, self._spec.eos)
+            return Grid(prompts, sizes, ends, tuple(tuple(prompt.kept) for prompt in parts))
+        entries, known = self._entries(prefixes)
+        kept, place = [], 0
+        for prompt in parts:
+            kept.append(tuple(one._replace(cached=known[place + i]) for i, one in enumerate(prompt.kept)))
+            place += len(prompt.prefixes)
+        return Grid(TreePrompts(self._tree, entries, tails), sizes, ends, tuple(kept))
+
+    def _entries(self, prefixes: Sequence[Sequence[int]]) -> tuple[list[KeysValues], list[bool]]:
+        """Keys and values of every prefix, and whether they were there; what occurs twice is read once."""
+        found: dict[tuple[int, ...], KeysValues] = {}
+        known: list[bool] = []
+        missing: dict[tuple[int, ...], None] = {}
+        state = self._state()
+        for prefix in map(tuple, prefixes):
+            if prefix in found or prefix in missing:
+                known.append(True)
+                continue
+            entry = self._cache.get((state, prefix))
+            known.append(entry is not None)
+            if entry is None:
+                missing[prefix] = None
+            else:
+                found[prefix] = entry
+        with torch.inference_mode():
+            for prefix, entry in zip(missing, self._tree.read(list(missing)) if missing else [], strict=True):
+                self._cache.put((state, prefix), entry)
+                found[prefix] = entry
+        return [found[tuple(prefix)] for prefix in prefixes], known
+
+    def _state(self) -> tuple[str, int]:
+        """What keys and values depend on besides the tokens: the adapter, and how often trained weights changed."""
+        changes = sum(parameter._version for parameter in self._model.parameters()) if self._trainable else 0
+        return self._spec.adapter, changes
+
+    def clear_cache(self) -> None:
+        """Forget the passages that were read."""
+        self._cache.clear()
+
+    def warm(self, passages: Sequence[Passage], *, style: str, max_tokens: int = 0) -> None:
+        """Read passages now, so that the first question about them need not; the cache keeps what fits.
+
+        A passage that does not fit the window beside ``max_tokens`` of answer is left out: how it is cut depends on
+        the question.
         """
         templates.check_style(style)
         template = self._templates[style]
-        if not passages and not no_passage:
+        head = self._head(template)
+        prefixes = []
+        for passage in passages:
+            ids, kept = self._passage(template, passage, self._spec.window)
+            if len(head) + len(ids) + max_tokens < self._spec.window and kept.read == kept.whole:
+                prefixes.append([*head, *ids])
+        if self._shared:
+            self._entries(prefixes)
+
+    @property
+    def cache_statistics(self) -> CacheStatistics:
+        """What the passage cache has done so far."""
+        return self._cache.statistics
+
+    def _parts(self, reading: Reading) -> _Parts:
+        """Token ids of one question's prompts."""
+        templates.check_style(reading.style)
+        template = self._templates[reading.style]
+        if not reading.passages and not reading.no_passage:
             raise UsageError("nothing to read: no passage was given and the no-passage branch is off")
         head = self._head(template)
         before, _, after = template.question.partition("{question}")
         tail = [
             *self._ids(before, trusted=True),
-            *self._ids(question, trusted=False),
+            *self._ids(reading.question, trusted=False),
             *self._ids(after + template.after, trusted=True),
         ]
-        room = self._spec.window - len(head) - len(tail) - max_tokens
+        room = self._spec.window - len(head) - len(tail) - reading.max_tokens
         if room < _LEAST_ROOM:
             raise UsageError(
-                f"the question takes {len(tail)} tokens and the answer may take {max_tokens}: that leaves no room for "
-                f"a passage in the window of {self._spec.window} tokens; shorten the question or lower max_tokens"
+                f"the question takes {len(tail)} tokens and the answer may take {reading.max_tokens}: that leaves no "
+                f"room for a passage in the window of {self._spec.window} tokens; shorten the question or lower "
+                "max_tokens"
             )
-        read = [self._passage(template, passage, room) for passage in passages]
-        prompts = [[*head, *ids, *tail] for ids, _ in read]
-        if no_passage:
-            prompts.append([*head, *tail])
-        kept = tuple(counts for _, counts in read)
-        return _CausalBranches(self._model, self._cache_name, prompts, kept, self._ends[style])
+        read = [self._passage(template, passage, room) for passage in reading.passages]
+        prefixes = [[*head, *ids] for ids, _ in read] + [head] * reading.no_passage
+        return _Parts(prefixes, tail, [kept for _, kept in read])
 
-    def _passage(self, template: Template, passage: Passage, room: int) -> tuple[list[int], tuple[int, int]]:
+    def token_log_probs(
+        self, readings: Sequence[Reading], answers: Sequence[Sequence[int]]
+    ) -> tuple[Float[Tensor, "B K T"], Bool[Tensor, "B T"]]:
+        """Log p(y_i | x, z, y_<i) with gradients, of one answer a question; 0 where an answer has no more tokens.
+
+        Raises:
+            UsageError: the readings have different numbers of branches, a question does not fit, an answer is empty,
+                or the generator was not loaded with ``trainable``.
+        """
+        if not self._trainable:
+            raise UsageError("this generator was loaded for answering: load it with trainable=True to train it")
+        parts = [self._parts(reading) for reading in readings]
+        prompts = [[[*prefix, *prompt.tail] for prefix in prompt.prefixes] for prompt in parts]
+        return teacher_forced(self._model, prompts, answers, [self._ends[reading.style] for reading in readings])
+
+    def _passage(self, template: Template, passage: Passage, room: int) -> tuple[list[int], Kept]:
         """Ids of a passage in at most ``room`` tokens, and how many of its text's tokens they hold of how many."""
         above, _, below = template.passage.partition("{text}")
-        label = self._ids(passage.label, trusted=False)[: room // 4]
+        label = self._ids(passage.label, trusted=False)[: min(room, self._spec.window) // 4]
         above_ids: list[int] = []
         if label:  # without a label there is no empty line for it
             before, _, after = above.partition("{label}")
@@ -215,158 +376,25 @@ class CausalGenerator:
         below_ids = self._ids(below, trusted=True)
         text = self._ids(passage.text, trusted=False)
         kept = text[: max(0, room - len(above_ids) - len(below_ids))]
-        return [*above_ids, *kept, *below_ids], (len(kept), len(text))
+        return [*above_ids, *kept, *below_ids], Kept(len(kept), len(text))
 
     def answer_ids(self, answer: str, *, style: str) -> list[int]:
         """Token ids of an answer as the generator would produce it, EOS at the end."""
         templates.check_style(style)
-        return [*self._ids(self._templates[style].lead + answer.strip(), trusted=False), self._spec.eos]
+        template = self._templates[style]
+        # A line break would end the answer where one is the stop: its words are what is meant.
+        said = " ".join(answer.split()) if template.stop else answer.strip()
+        lead = "" if self._marks_beginnings else template.lead
+        return [*self._ids(lead + said, trusted=False), self._spec.eos]
 
     def text(self, ids: Sequence[int]) -> str:
         """Text of answer tokens, as it stands, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def _without_special_tokens(tokenizer: Any, folder: Path) -> Tokenizer:
-    """A tokenizer of the same model to which ``<|im_end|>`` is ten characters.
+class _Parts(NamedTuple):
+    """Token ids of one question: what stands before it in each branch, and the question with what follows."""
 
-    Of its own and without state: an option of the shared one (``split_special_tokens``) would be switched to and fro
-    under the feet of other threads, and it spares added tokens that are not flagged as special.
-
-    Raises:
-        ModelError: the tokenizer has no fast form.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        raise ModelError(f"{folder}: its tokenizer has no tokenizer.json (no fast form), which is needed here")
-    made: Tokenizer = Tokenizer.from_str(json.dumps({**json.loads(backend.to_str()), "added_tokens": []}))
-    made.no_truncation()
-    made.no_padding()
-    return made
-
-
-class _Ends(NamedTuple):
-    """How an answer ends.
-
-    Attributes:
-        eos: The token that stands for all of them.
-        stops: Tokens that end the answer: every EOS that the model names, and tokens that begin with a stop string.
-        last: Tokens with a stop string behind other text, a full stop and a line break: the answer ends after them.
-    """
-
-    eos: int
-    stops: Tensor
-    last: frozenset[int]
-
-
-class _CausalBranches:
-    """The batch of K prompts and its key/value cache."""
-
-    def __init__(
-        self,
-        model: Any,
-        cache_name: str,
-        prompts: Sequence[Sequence[int]],
-        kept_tokens: tuple[tuple[int, int], ...],
-        ends: _Ends,
-    ) -> None:
-        self._model = model
-        self._cache_name = cache_name
-        self._prompts = prompts
-        self._kept_tokens = kept_tokens
-        self._ends = ends
-        self._cache: Any = None
-        self._first: Tensor | None = None
-        self._mask = torch.zeros(0)
-        self._next_position = torch.zeros(0)
-
-    @property
-    def kept_tokens(self) -> tuple[tuple[int, int], ...]:
-        """For each passage (tokens that were read, tokens that it has)."""
-        return self._kept_tokens
-
-    def _pad(self, rows: Sequence[Sequence[int]]) -> tuple[Int[Tensor, "K L"], Int[Tensor, "K L"]]:
-        """Ids and attention mask, padded on the left with EOS, which the mask hides."""
-        width = max(len(row) for row in rows)
-        ids = torch.full((len(rows), width), self._ends.eos, dtype=torch.long)
-        mask = torch.zeros((len(rows), width), dtype=torch.long)
-        for i, row in enumerate(rows):
-            ids[i, width - len(row) :] = torch.tensor(list(row))
-            mask[i, width - len(row) :] = 1
-        return ids.to(self._model.device), mask.to(self._model.device)
-
-    def _log_probs(self, logits: Tensor) -> Float[Tensor, "... V"]:
-        """Log-softmax in float32 whatever the model's type, with all ways to end the answer summed into EOS."""
-        log_p = torch.log_softmax(logits.float(), dim=-1)
-        end = torch.logsumexp(log_p[..., self._ends.stops], dim=-1)
-        if bool(end.isnan().any()):  # one NaN among the logits makes the whole row NaN
-            raise ModelError("the generator gave NaN: its weights are damaged, or float16 overflows; try dtype float32")
-        log_p[..., self._ends.stops] = -torch.inf
-        log_p[..., self._ends.eos] = end
-        return log_p
-
-    def _certain_end(self, log_p: Float[Tensor, "... V"]) -> Float[Tensor, "... V"]:
-        """After a token that holds a stop string nothing but the end can come."""
-        log_p.fill_(-torch.inf)
-        log_p[..., self._ends.eos] = 0.0
-        return log_p
-
-    @torch.inference_mode()
-    def start(self) -> Float[Tensor, "1 K V"]:
-        """Read the prompts; log p(y_1 | x, z). Asked again before the first ``advance``, nothing is read twice."""
-        if self._first is not None:
-            return self._first
-        ids, self._mask = self._pad(self._prompts)
-        positions = (self._mask.cumsum(1) - 1).clamp(min=0)
-        out = self._model(
-            input_ids=ids, attention_mask=self._mask, position_ids=positions, use_cache=True, logits_to_keep=1
-        )
-        self._cache = out[self._cache_name]
-        self._next_position = self._mask.sum(1)
-        self._first = self._log_probs(out.logits[:, -1])[None]
-        return self._first
-
-    @torch.inference_mode()
-    def advance(self, parents: Sequence[int], tokens: Sequence[int]) -> Float[Tensor, "H K V"]:
-        """Feed one token to every branch of every hypothesis."""
-        self._first = None
-        branches, device = len(self._prompts), self._model.device
-        if list(parents) != list(range(self._mask.shape[0] // branches)):
-            hypotheses = torch.tensor(list(parents), device=device)
-            rows = (hypotheses[:, None] * branches + torch.arange(branches, device=device)).flatten()
-            self._cache.reorder_cache(rows)
-            self._mask, self._next_position = self._mask[rows], self._next_position[rows]
-        self._mask = torch.cat([self._mask, self._mask.new_ones((self._mask.shape[0], 1))], dim=1)
-        out = self._model(
-            input_ids=torch.tensor(list(tokens), device=device).repeat_interleave(branches)[:, None],
-            attention_mask=self._mask,
-            position_ids=self._next_position[:, None],
-            use_cache=True,
-            **{self._cache_name: self._cache},
-        )
-        self._next_position = self._next_position + 1
-        log_p = self._log_probs(out.logits[:, -1]).reshape(len(parents), branches, -1)
-        for h, token in enumerate(tokens):
-            if token in self._ends.last:
-                self._certain_end(log_p[h])
-        return log_p
-
-    @torch.inference_mode()
-    def score(self, answer: Sequence[int]) -> Float[Tensor, "K T"]:
-        """Log p(y_i | x, z, y_<i) of a given answer in one pass over prompt and answer."""
-        if not answer:
-            return torch.zeros((len(self._prompts), 0), device=self._model.device)
-        ids, mask = self._pad([[*prompt, *answer[:-1]] for prompt in self._prompts])
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        out = self._model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=len(answer)
-        )
-        target = torch.tensor(list(answer), device=self._model.device)
-        rows = []
-        for logits in out.logits[:, -len(answer) :]:  # one branch at a time: T x V in float32 is the largest thing here
-            log_p = self._log_probs(logits)
-            for i, token in enumerate(answer[:-1]):
-                if token in self._ends.last:
-                    self._certain_end(log_p[i + 1])
-            rows.append(log_p.gather(1, target[:, None])[:, 0])
-        return torch.stack(rows)
+    prefixes: list[list[int]]
+    tail: list[int]
+    kept: list[Kept]

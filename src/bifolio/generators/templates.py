@@ -52,6 +52,12 @@ _CHAT_QUESTION: Mapping[str, str] = {
     "long": "{question}\nAnswer with one or two sentences.",
 }
 
+CHAT_USER: Mapping[str, Template] = {
+    style: Template(f"{_SYSTEM}\n\n", _CHAT_PASSAGE, question, "", "", ()) for style, question in _CHAT_QUESTION.items()
+}
+"""The user's message of a chat that a server puts into the model's own template. What the system would say is said in
+it: many models refuse a system message, and a server does not tell."""
+
 
 def check_style(style: str) -> None:
     """Raise ``UsageError`` for a style that no template has."""
