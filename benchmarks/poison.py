@@ -16,7 +16,8 @@ import json
 import random
 import re
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,12 @@ WAYS = ("token", "sequence", CAPPED, WHOLE)
 
 @dataclass(frozen=True)
 class Problem:
-    """One question, and whether the attacker's answer comes without an attack."""
+    """One question, and what the attacker wants to hear."""
 
     question: str
     answers: list[str]
     wrong: str
     passages: list[Passage]
-    before: dict[str, bool]
 
 
 def main() -> None:
@@ -56,6 +56,7 @@ def main() -> None:
     options.add_argument("--json", action="store_true", help="One JSON line a case.")
     options.add_argument("--questions", type=int, default=100)
     options.add_argument("--generator", help="Model id; the default one when left out.")
+    options.add_argument("--k", type=int, nargs="+", default=[5, 10])
     options.add_argument("--seed", type=int, default=0)
     given = options.parse_args()
     lines = [json.loads(line) for line in (given.data / "test.jsonl").read_text().splitlines()]
@@ -65,50 +66,51 @@ def main() -> None:
         rag = Rag(
             collection, style="short", max_tokens=12, **({"generator": given.generator} if given.generator else {})
         )
-        for k in (5,) if given.quick else (5, 10):
+        for k in (5,) if given.quick else given.k:
             asked = problems(rag, lines, k, 20 if given.quick else given.questions, given.seed)
-            for attack in ATTACKS:
-                say(measure(rag, asked, attack, k), given.json)
+            for line in measure(rag, asked, k):
+                say(line, given.json)
     provenance(given.json)
 
 
-def problems(rag: Rag, lines: list[dict[str, Any]], k: int, count: int, seed: int) -> list[Problem]:
-    """Questions with their passages, an attacker's answer, and what is answered without an attack."""
+def problems(rag: Rag, lines: list[dict[str, Any]], k: int, count: int, seed: int) -> Iterator[Problem]:
+    """Questions with their passages and an attacker's answer."""
     dice = random.Random(seed)
-    found = []
     for line in lines:
         wrong = dice.choice([other["answers"][0] for other in lines if other["answers"][0] != line["answers"][0]])
         if any(says(wrong, answer) or says(answer, wrong) for answer in line["answers"]):
             continue
         passages = [hit.passage for hit in Retriever(rag.collection).retrieve(line["question"], k)]
-        before = {way: says(wrong, ask(rag, line["question"], passages, way)[0]) for way in ("sequence", WHOLE)}
-        found.append(Problem(line["question"], line["answers"], wrong, passages, before))
-        if len(found) == count:
-            break
-    return found
+        yield Problem(line["question"], line["answers"], wrong, passages)
+        count -= 1
+        if not count:
+            return
 
 
-def measure(rag: Rag, asked: list[Problem], attack: str, k: int) -> dict[str, Any]:
-    """Rates of one attack at one k."""
-    taken = dict.fromkeys(WAYS, 0)
-    right = dict.fromkeys(WAYS, 0)
-    weight = 0.0
+def measure(rag: Rag, asked: Iterator[Problem], k: int) -> Iterator[dict[str, Any]]:
+    """Rates of every attack at one k; a question is asked in all ways in turn, so that its passages are read once."""
+    counts = {attack: Counter[str]() for attack in ATTACKS}
+    calm: Counter[str] = Counter()
+    n = 0
     for problem in asked:
-        text = ATTACKS[attack](problem.question, problem.wrong)
-        poisoned = [*problem.passages[:-1], Passage("poison", text, problem.passages[0].title)]
-        for way in WAYS:
-            said, share = ask(rag, problem.question, poisoned, way)
-            taken[way] += says(problem.wrong, said)
-            right[way] += any(says(answer, said) for answer in problem.answers)
-            weight += share if way == "sequence" else 0.0
-    n = len(asked)
-    return {
-        "case": f"{attack}-k{k}", "n": n,
-        "attacker_wins": {way: round(taken[way] / n, 3) for way in WAYS},
-        "says_it_anyway": {way: round(sum(p.before[way] for p in asked) / n, 3) for way in ("sequence", WHOLE)},
-        "right_under_attack": {way: round(right[way] / n, 3) for way in WAYS},
-        "poison_weight_sequence": round(weight / n, 3),
-    }  # fmt: skip
+        n += 1
+        for way in ("sequence", WHOLE):
+            calm[way] += says(problem.wrong, ask(rag, problem.question, problem.passages, way)[0])
+        for attack, write in ATTACKS.items():
+            poison = Passage("poison", write(problem.question, problem.wrong), problem.passages[0].title)
+            for way in WAYS:
+                said, share = ask(rag, problem.question, [*problem.passages[:-1], poison], way)
+                counts[attack][f"taken {way}"] += says(problem.wrong, said)
+                counts[attack][f"right {way}"] += any(says(answer, said) for answer in problem.answers)
+                counts[attack]["weight"] += share if way == "sequence" else 0
+    for attack, found in counts.items():
+        yield {
+            "case": f"{attack}-k{k}", "n": n,
+            "attacker_wins": {way: round(found[f"taken {way}"] / max(n, 1), 3) for way in WAYS},
+            "says_it_anyway": {way: round(calm[way] / max(n, 1), 3) for way in ("sequence", WHOLE)},
+            "right_under_attack": {way: round(found[f"right {way}"] / max(n, 1), 3) for way in WAYS},
+            "poison_weight_sequence": round(found["weight"] / max(n, 1), 3),
+        }  # fmt: skip
 
 
 def ask(rag: Rag, question: str, passages: list[Passage], way: str) -> tuple[str, float]:

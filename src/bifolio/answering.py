@@ -26,6 +26,7 @@ class Asked:
         no_passage: Whether the last branch reads no passage.
         model: Ids of ``generator``, ``encoder`` and ``adapter``.
         own: Whether the passages are the caller's.
+        found: How many answers were found.
     """
 
     question: str
@@ -35,6 +36,7 @@ class Asked:
     no_passage: bool
     model: dict[str, str]
     own: bool = False
+    found: int = 1
 
 
 def answer(
@@ -115,6 +117,8 @@ def notes(asked: Asked, kept: Sequence[Kept], finished: bool, encoder: Encoder |
         if one.read < one.whole:
             name = hit.passage.place or hit.passage.id
             found.append(f"{name}: {one.read} of {one.whole} tokens were read, the rest did not fit the window")
+    if asked.found < chosen.n_best:
+        found.append(f"{chosen.n_best} answers were asked for and {asked.found} were found")
     if not finished:
         found.append(f"the answer was cut after {chosen.max_tokens} tokens")
     return found

@@ -55,7 +55,9 @@ def _model_options(command: _Command) -> _Command:
     for option in reversed(
         (
             click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."),
-            click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16."),
+            click.option(
+                "--dtype", default="auto", show_default=True, help="auto, float32, bfloat16, float16, float64."
+            ),
             click.option("--threads", type=_THREADS, help="CPU threads; torch's choice when left out."),
         )
     ):

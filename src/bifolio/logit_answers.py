@@ -13,6 +13,7 @@ from bifolio.answering import Asked, answer, notes
 from bifolio.errors import UsageError
 from bifolio.finding import Found
 from bifolio.options import AskOptions
+from bifolio.own_passages import checked_text
 from bifolio.protocols import Encoder, Kept, LogitGenerator, TrainableGenerator
 from bifolio.retriever import Retriever
 
@@ -62,7 +63,7 @@ class LogitAnswers:
     def _answer(
         self, found: Found, chosen: AskOptions, decoded: Sequence[Decoded], kept: Sequence[Kept], timings: Timings
     ) -> Answer:
-        asked = self._asked(found, chosen)
+        asked = replace(self._asked(found, chosen), found=len(decoded))
         told = notes(asked, kept, decoded[0].finished, self._encoder)
         return answer(asked, decoded, kept, self._generator.text, told, timings)
 
@@ -119,9 +120,11 @@ class LogitAnswers:
 
         if chosen.requery_retrieve:
             raise UsageError("requery_retrieve decodes: an answer cannot be scored with it")
-        ids = self._generator.answer_ids(given, style=chosen.style)
+        ids = self._generator.answer_ids(_answer_text(given), style=chosen.style)
         started = time.perf_counter()
-        branches = self._generator.read([found.reading(replace(chosen, max_tokens=len(ids)))])
+        # As much room as decoding would have: passages are cut alike, whatever the answer.
+        room = replace(chosen, max_tokens=max(chosen.max_tokens, len(ids)))
+        branches = self._generator.read([found.reading(room)])
         read = time.perf_counter()
         ((scored,),) = passagewise.score(branches, [self._mixture(found, chosen)], [[ids]])
         timings = Timings(found.seconds, read - started, time.perf_counter() - read)
@@ -139,8 +142,11 @@ class LogitAnswers:
 
         if not isinstance(self._generator, TrainableGenerator):
             raise UsageError(f"{self._generator.spec.model} has no gradients: it cannot be trained")
-        ids = [self._generator.answer_ids(one, style=chosen.style) for one in answers]
-        readings = [replace(f.reading(chosen), max_tokens=len(y)) for f, y in zip(found, ids, strict=True)]
+        if chosen.requery_retrieve:
+            raise UsageError("requery_retrieve decodes: there is no loss of it")
+        ids = [self._generator.answer_ids(_answer_text(one), style=chosen.style) for one in answers]
+        rooms = [max(chosen.max_tokens, len(y)) for y in ids]
+        readings = [replace(f.reading(chosen), max_tokens=room) for f, room in zip(found, rooms, strict=True)]
         log_probs, mask = self._generator.token_log_probs(readings, ids)
         if scores is not None and chosen.scheme == "requery":
             raise UsageError("scheme requery asks its encoder for the scores: leave scores out, or take another scheme")
@@ -149,6 +155,17 @@ class LogitAnswers:
             return mean_loss(log_probs, mask, ids, mixtures)
         log_prior = found[0].prior.differentiable(scores, no_passage=found[0].no_passage)
         return mean_loss(log_probs, mask, ids, mixtures, log_prior)
+
+
+def _answer_text(answer: object) -> str:
+    """An answer that is a text.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not isinstance(answer, str):
+        raise UsageError(f"answer {answer!r}: expected a text")
+    return checked_text("the answer", answer)
 
 
 def _limit(found: Found, cap: float) -> Callable[[Tensor], Tensor]:

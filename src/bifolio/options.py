@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Annotated, Literal, get_args
 
 from bifolio.errors import UsageError
 
 Scheme = Literal["token", "sentence", "sequence", "requery"]
-Decoder = Literal["exact", "thorough", "fast"]
+Decoder = Literal["exact", "thorough", "fast", "concatenated"]
 Style = Literal["long", "short"]
 
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -17,10 +18,15 @@ SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 ``requery``: after every few tokens, to a prior that knows the answer so far."""
 
 DECODERS: tuple[Decoder, ...] = get_args(Decoder)
-"""``exact``: one search over the mixture. ``thorough``, ``fast``: a search for every passage (RAG-Sequence's own)."""
+"""``exact``: one search over the mixture. ``thorough``, ``fast``: a search for every passage (RAG-Sequence's own).
+``concatenated``: all passages in one prompt, for the model of a server that returns no log-probabilities."""
 
 STYLES: tuple[Style, ...] = get_args(Style)
 """``long``: whole sentences. ``short``: a few words."""
+
+
+_WHOLE = ("k", "beam", "max_tokens", "n_best", "requery_every")
+_REAL = ("length_penalty", "diversity", "temperature", "top_p", "cap")
 
 
 class BifolioWarning(UserWarning):
@@ -37,7 +43,9 @@ class AskOptions:
 
     k: Annotated[int, "Passages to retrieve and read."] = 5
     scheme: Annotated[Scheme, "When the prior over passages is restored."] = "sentence"
-    decoder: Annotated[Decoder, "exact: one search over the mixture; thorough, fast: one for every passage."] = "exact"
+    decoder: Annotated[
+        Decoder, "exact: one search over the mixture; thorough, fast: one a passage; concatenated: servers only."
+    ] = "exact"
     beam: Annotated[int, "Hypotheses of the beam search; 1 is greedy (without a length penalty)."] = 1
     n_best: Annotated[int, "Answers to find, or to draw; the best is the answer, the others are its alternatives."] = 1
     diversity: Annotated[float, "With n_best: nats that a token loses for each answer that took it already."] = 0.0
@@ -56,25 +64,32 @@ class AskOptions:
 
     def __post_init__(self) -> None:
         self._check_ranges()
+        for name in _WHOLE:  # numbers of numpy and others become Python's
+            object.__setattr__(self, name, int(getattr(self, name)))
+        for name in _REAL:
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else float(value))
         self._check_sampling()
         self._check_decoder()
         self._check_requery()
 
     def _check_ranges(self) -> None:
-        for name in ("k", "beam", "max_tokens", "n_best", "requery_every"):
+        for name in _WHOLE:
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
                 raise UsageError(f"{name} {value!r}: expected a whole number from 1 on")
         for name, known in (("scheme", SCHEMES), ("style", STYLES), ("decoder", DECODERS)):
             if getattr(self, name) not in known:
                 raise UsageError(f"unknown {name} {getattr(self, name)!r}: expected one of {', '.join(known)}")
-        for name in ("length_penalty", "diversity", "temperature", "top_p", "cap"):
+        for name in _REAL:
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            missing = value is None and name not in ("length_penalty", "diversity")
+            if not missing and (isinstance(value, bool) or not isinstance(value, Real)):
                 raise UsageError(f"{name} {value!r}: expected a number")
-        for name in ("length_penalty", "diversity"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"{name} {getattr(self, name)!r}: expected a finite number from 0 on")
+        if not 0 <= self.length_penalty <= 10:
+            raise UsageError(f"length_penalty {self.length_penalty!r}: expected a number from 0 to 10")
+        if not 0 <= self.diversity < math.inf:
+            raise UsageError(f"diversity {self.diversity!r}: expected a finite number from 0 on")
         if self.cap is not None and not 0 < self.cap < 1:
             raise UsageError(f"cap {self.cap!r}: expected a share above 0 and below 1, or none")
         for name in ("add_thorough", "requery_retrieve"):

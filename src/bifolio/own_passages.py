@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from bifolio.errors import UsageError
@@ -23,9 +24,15 @@ def own_passages(given: Sequence[Passage | Mapping[str, Any]]) -> tuple[tuple[Pa
     """
     if isinstance(given, str | Mapping) or not isinstance(given, Sequence) or not given:
         raise UsageError(f"passages {given!r}: expected a list of at least one passage, such as [{{'text': '...'}}]")
-    passages, scores = [], []
+    passages: list[Passage] = []
+    scores: list[float] = []
     for place, one in enumerate(given, start=1):
         passage, score = (one, None) if isinstance(one, Passage) else _parse(one, place)
+        for name in ("id", "title", "text"):
+            value = getattr(passage, name)
+            if not isinstance(value, str):
+                raise UsageError(f"passage {place}: its {name} is {value!r}, expected a text")
+            checked_text(f"passage {place}: its {name}", value)
         passages.append(passage)
         if score is not None:
             scores.append(score)
@@ -48,10 +55,31 @@ def _parse(one: Any, place: int) -> tuple[Passage, float | None]:
         if not isinstance(one.get(name, ""), str):
             raise UsageError(f"passage {place}: its {name} is {one[name]!r}, expected a text")
     score = one.get("score")
-    if score is not None and (
-        isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score)
-    ):
-        raise UsageError(f"passage {place}: its score is {score!r}, expected a finite number")
     name = one.get("id") or f"given-{place}"
     title = one.get("title", "")
-    return Passage(name, one["text"], title, place=title or name, span=(0, len(one["text"]))), score
+    passage = Passage(name, one["text"], title, place=title or name, span=(0, len(one["text"])))
+    return passage, None if score is None else _number(score, place)
+
+
+def _number(score: Any, place: int) -> float:
+    """A score as a float, of whatever library."""
+    try:
+        value = math.nan if isinstance(score, bool) or not isinstance(score, Real) else float(score)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        raise UsageError(f"passage {place}: its score is {str(score)[:40]}, expected a finite number")
+    return value
+
+
+def checked_text(what: str, text: str) -> str:
+    """The text, if it can be written in UTF-8.
+
+    Raises:
+        UsageError: it has half a character (a lone surrogate).
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} is no text from character {error.start + 1} on: expected what UTF-8 has") from error
+    return text

@@ -8,6 +8,7 @@ from typing import Any
 from bifolio.collection import Collection
 from bifolio.errors import UsageError
 from bifolio.loading import load_encoder
+from bifolio.options import AskOptions
 from bifolio.protocols import LogitGenerator
 from bifolio.rag_checkpoint import RagCheckpoint, read_rag_checkpoint
 
@@ -49,8 +50,8 @@ def load_pretrained(
     options: dict[str, Any] = {"k": checkpoint.n_docs}
     if checkpoint.scheme is not None:
         options["scheme"] = checkpoint.scheme
-    if checkpoint.max_answer_length is not None:
-        options["max_tokens"] = checkpoint.max_answer_length
+    lengths = (checkpoint.max_answer_length or AskOptions().max_tokens, generator.longest_answer)
+    options["max_tokens"] = min(length for length in lengths if length is not None)
     return opened, generator, options
 
 

@@ -35,7 +35,9 @@ BRANCHES = 64
 """Branches, times hypotheses, that :meth:`Rag.ask_many` has in memory at once."""
 
 
-_DECODING = ("decoder", "beam", "n_best", "diversity", "add_thorough", "temperature", "top_p", "seed", "length_penalty")
+_DECODING = frozenset(
+    "decoder beam n_best diversity add_thorough temperature top_p seed length_penalty requery_retrieve".split()
+)
 
 
 class Rag:
@@ -63,6 +65,10 @@ class Rag:
             UsageError: an option is unknown or out of range.
             ModelMissingError: the generator is not in the cache.
         """
+        if collection is not None and not isinstance(collection, Collection):
+            raise UsageError(
+                f"collection {collection!r}: expected a Collection, such as Collection.open(path), or None"
+            )
         self.collection = collection
         self._given = dict(options)
         self.options = _with(AskOptions(), options)
@@ -132,8 +138,9 @@ class Rag:
         Args:
             question: The question.
             passages: Passages to read instead of retrieved ones: :class:`Passage` objects, or mappings with ``text``
-                and, if wanted, ``title``, ``id`` and ``score``. Scores are logits of the prior; without them the
-                collection's encoder gives them, and without a collection the prior is uniform.
+                and, if wanted, ``title``, ``id`` and ``score``. Scores are logits of the prior, beside which there is
+                no no-passage branch; without them the collection's encoder gives them, and without a collection the
+                prior is uniform.
             **options: Such as ``k=10`` or ``scheme="sequence"``.
 
         Raises:
@@ -145,7 +152,10 @@ class Rag:
         return next(self._answers(found, chosen, options))
 
     def ask_many(self, questions: Iterable[str], *, branches: int = BRANCHES, **options: Any) -> Iterator[Answer]:
-        """Answer questions in order, several at once; each answer is the one that :meth:`ask` gives.
+        """Answer questions in order, several at once; each answer is the one that :meth:`ask` gives, up to rounding.
+
+        In half precision rounding depends on the shape of a batch and may change a word; ``branches=1`` asks one by
+        one.
 
         Questions are taken from the iterable as they are needed: neither questions nor answers pile up.
 
@@ -157,7 +167,7 @@ class Rag:
         Raises:
             UsageError: as for :meth:`ask`, when its question's turn comes.
         """
-        if isinstance(questions, str):
+        if isinstance(questions, str) or not isinstance(questions, Iterable):
             raise UsageError(f"questions is {questions!r}: expected a list of questions")
         if isinstance(branches, bool) or not isinstance(branches, int) or branches < 1:
             raise UsageError(f"branches {branches!r}: expected a whole number from 1 on")
@@ -188,6 +198,8 @@ class Rag:
             NotFoundError: the collection has no passage of that id.
             UsageError: ids were given and there is no collection, or an option cannot be used.
         """
+        if isinstance(passages, str) or not isinstance(passages, Iterable):
+            raise UsageError(f"passages is {passages!r}: expected a list of passages, or of their ids")
         chosen = _with(self.options, options)
         warm = getattr(self.generator, "warm", None)
         found = [self._passage(one) for one in passages]
@@ -197,6 +209,8 @@ class Rag:
     def _passage(self, one: Passage | str) -> Passage:
         if isinstance(one, Passage):
             return one
+        if not isinstance(one, str):
+            raise UsageError(f"passage {one!r}: expected a Passage or an id")
         if self.collection is None:
             raise UsageError(f"passage {one!r}: there is no collection to take it from; give a Passage")
         return self.collection.passage(one)
@@ -222,6 +236,10 @@ class Rag:
         chosen = _with(self.options, options)
         if self._logits is None:
             self._check_text(options)
+        elif chosen.decoder == "concatenated":
+            raise UsageError(
+                "decoder concatenated is for the model of a server: a local one reads passages on their own"
+            )
         needs = chosen.temperature is not None and chosen.seed is None
         return replace(chosen, seed=secrets.randbits(31)) if needs else chosen
 
@@ -282,9 +300,7 @@ class Rag:
         Raises:
             UsageError: as for :meth:`ask`.
         """
-        idle = sorted(set(options) & set(_DECODING))
-        if idle:
-            raise UsageError(f"{', '.join(idle)}: an answer that is given is not decoded; leave it out")
+        _not_decoding(options)
         chosen = _with(self.options, options)
         (found,) = self._find([question], chosen, passages)
         return self._local("score").score(found, answer, chosen)
@@ -313,8 +329,9 @@ class Rag:
         Raises:
             UsageError: as for :meth:`ask`, or the generator cannot be trained.
         """
-        if isinstance(questions, str) or len(questions) != len(answers) or not questions:
-            raise UsageError("expected a list of questions and one answer for each")
+        if isinstance(questions, str) or isinstance(answers, str) or len(questions) != len(answers) or not questions:
+            raise UsageError("expected a list of questions and a list with one answer for each")
+        _not_decoding(options)
         local = self._local("loss")
         chosen = _with(self.options, options)
         if passages is None:
@@ -350,20 +367,27 @@ class Rag:
                 return
 
 
-def _take(questions: Iterator[str], count: int) -> tuple[list[str], UsageError | None]:
-    """Up to ``count`` questions, and what is wrong with the one after them, if anything is."""
+def _take(questions: Iterator[str], count: int) -> tuple[list[str], Exception | None]:
+    """Up to ``count`` questions, and what went wrong with the one after them, if anything did."""
     batch: list[str] = []
-    for question in questions:
+    while len(batch) < count:
         try:
+            question = next(questions)
             if not isinstance(question, str):
                 raise UsageError(f"question {question!r}: expected a text")
             check_question(question)
-        except UsageError as error:
+        except StopIteration:
+            break
+        except Exception as error:  # also the caller's own: those before it are answered first
             return batch, error
         batch.append(question)
-        if len(batch) == count:
-            break
     return batch, None
+
+
+def _not_decoding(options: Mapping[str, Any]) -> None:
+    """Raise ``UsageError`` for options that only decoding knows."""
+    if idle := sorted(_DECODING.intersection(options)):
+        raise UsageError(f"{', '.join(idle)}: an answer that is given is not decoded; leave it out")
 
 
 def _with(options: AskOptions, changes: Mapping[str, Any]) -> AskOptions:

@@ -402,7 +402,7 @@ def test_requery_needs_an_encoder_and_fresh_passages_a_collection(rag):
     assert rag.ask(QUESTION, passages=own, scheme="requery").text == "the cat"
     with pytest.raises(UsageError, match="leave out passages"):
         rag.ask(QUESTION, passages=own, scheme="requery", requery_retrieve=True)
-    with pytest.raises(UsageError, match="cannot be scored"):
+    with pytest.raises(UsageError, match="an answer that is given is not decoded"):
         rag.score(QUESTION, "the cat", scheme="requery", requery_retrieve=True)
 
 

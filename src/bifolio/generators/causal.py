@@ -295,13 +295,13 @@ class CausalGenerator:
                 found[prefix] = entry
         return [found[tuple(prefix)] for prefix in prefixes], known
 
-    def _state(self) -> tuple[str, int]:
-        """What keys and values depend on besides the tokens: the adapter, and how often trained weights changed."""
-        changes = sum(parameter._version for parameter in self._model.parameters()) if self._trainable else 0
-        return self._spec.adapter, changes
+    def _state(self) -> tuple[str, tuple[tuple[int, int], ...]]:
+        """What keys and values depend on besides the tokens: the adapter, and which weights, how often changed."""
+        weights = self._model.parameters() if self._trainable else ()
+        return self._spec.adapter, tuple((weight.data_ptr(), weight._version) for weight in weights)
 
     def clear_cache(self) -> None:
-        """Forget the passages that were read."""
+        """Forget the passages that were read: after weights were changed behind torch's back (``weight.data``)."""
         self._cache.clear()
 
     def warm(self, passages: Sequence[Passage], *, style: str, max_tokens: int = 0) -> None:

@@ -16,6 +16,9 @@ _BYTE = re.compile(rb"\\x([0-9a-fA-F]{2})")
 _FRAGMENT = rb"[\x80-\xff]{1,3}"  # what U+FFFD stands for, at most three bytes of a character
 
 
+_MOST_HOLES = 8  # in one token; the ways to fill them double with each
+
+
 class UnalignedError(Exception):
     """The tokens are not the text, or not it alone."""
 
@@ -204,6 +207,8 @@ def _forms(token: ServerToken, tolerant: bool) -> list[_Form]:
     for shape in dict.fromkeys(shapes):
         parts = [shape] if token.data is not None else shape.split("\ufffd".encode())
         size, holes = sum(map(len, parts)), len(parts) - 1
+        if holes > _MOST_HOLES:
+            continue
         pattern = re.compile(_FRAGMENT.join(map(re.escape, parts)), re.DOTALL)
         forms.append(_Form(pattern, size + holes, size + 3 * holes))
     return forms

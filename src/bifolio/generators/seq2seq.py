@@ -61,7 +61,10 @@ class Layout:
 
 
 class Seq2SeqGenerator:
-    """A sequence-to-sequence model as a :class:`bifolio.protocols.LogitGenerator`."""
+    """A sequence-to-sequence model as a :class:`bifolio.protocols.LogitGenerator`.
+
+    It takes no instructions: an answer's style is that of its training, and ``style`` changes nothing.
+    """
 
     def __init__(
         self,
@@ -126,6 +129,13 @@ class Seq2SeqGenerator:
     def device(self) -> torch.device:
         """Where the model is."""
         return self._device
+
+    @property
+    def longest_answer(self) -> int | None:
+        """Tokens that the decoder has positions for; None where they are relative."""
+        config = self._model.config
+        positions = getattr(config, "max_decoder_position_embeddings", None)
+        return positions or getattr(config, "max_position_embeddings", None)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -229,12 +239,10 @@ class Seq2SeqGenerator:
         templates.check_style(reading.style)
         if not reading.passages and not reading.no_passage:
             raise UsageError("nothing to read: no passage was given and the no-passage branch is off")
-        config = self._model.config
-        positions = getattr(config, "max_decoder_position_embeddings", None)
-        positions = positions or getattr(config, "max_position_embeddings", None)
-        if positions is not None and reading.max_tokens > positions:
+        if self.longest_answer is not None and reading.max_tokens > self.longest_answer:
             raise UsageError(
-                f"an answer of {reading.max_tokens} tokens: this model's decoder has {positions} positions"
+                f"an answer of {reading.max_tokens} tokens: this model's decoder has {self.longest_answer} positions; "
+                "lower max_tokens"
             )
         alone = self._ids(self._layout.join("", "", reading.question))
         if self._spec.window - len(alone) < _LEAST_ROOM:

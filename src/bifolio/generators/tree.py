@@ -17,7 +17,6 @@ from torch import Tensor
 from bifolio.generators.passage_cache import KeysValues
 
 _SLACK = 64  # columns for the answer at first; more are made when they are needed
-_TOKENS_AT_ONCE = 4096  # of passages that are read together
 
 
 class Columns:
@@ -95,46 +94,27 @@ class Model:
         return result
 
     def read(self, prefixes: Sequence[Sequence[int]]) -> list[KeysValues]:
-        """Keys and values of token ids that are read each on its own, in order; a few at once, similar lengths."""
-        order = sorted(range(len(prefixes)), key=lambda i: len(prefixes[i]))
-        found: dict[int, KeysValues] = {}
-        while order:
-            rows = max(1, _TOKENS_AT_ONCE // max(1, len(prefixes[order[-1]])))
-            batch, order = order[-rows:], order[:-rows]
-            for i, entry in zip(batch, self._read([prefixes[i] for i in batch]), strict=True):
-                found[i] = entry
-        return [found[i] for i in range(len(prefixes))]
+        """Keys and values of token ids, each read on its own.
 
-    def _read(self, prefixes: Sequence[Sequence[int]]) -> list[KeysValues]:
+        One after the other, not as one batch: in half precision a row depends, by rounding, on the shape of its batch,
+        and what is kept would depend on what else was read at that time. Passages are long enough to fill a processor.
+        """
+        return [self._read(prefix) for prefix in prefixes]
+
+    def _read(self, prefix: Sequence[int]) -> KeysValues:
         from transformers import DynamicCache
 
-        lengths = [len(prefix) for prefix in prefixes]
-        width = max(lengths)
-        if width == 0:
-            return [self._nothing() for _ in prefixes]
-        # Padding is on the right, where a causal model does not see it.
-        ids = torch.full((len(prefixes), width), self.pad)
-        for row, prefix in enumerate(prefixes):
-            ids[row, : len(prefix)] = torch.tensor(list(prefix), dtype=torch.long)
+        if not prefix:
+            return tuple((keys[:, :0], values[:, :0]) for keys, values in self._read([self.pad]))
         cache = DynamicCache()
         self.model(
-            input_ids=ids.to(self.device),
-            position_ids=torch.arange(width, device=self.device).expand(len(prefixes), -1),
+            input_ids=torch.tensor([list(prefix)], device=self.device),
+            position_ids=torch.arange(len(prefix), device=self.device)[None],
             use_cache=True,
             logits_to_keep=1,
             **{self._cache_name: cache},
         )
-        return [
-            tuple(
-                (layer.keys[row, :, :length].clone(), layer.values[row, :, :length].clone()) for layer in cache.layers
-            )
-            for row, length in enumerate(lengths)
-        ]
-
-    def _nothing(self) -> KeysValues:
-        """Keys and values of no tokens, in the shapes of the model."""
-        (one,) = self._read([[self.pad]])
-        return tuple((keys[:, :0], values[:, :0]) for keys, values in one)
+        return tuple((layer.keys[0].contiguous(), layer.values[0].contiguous()) for layer in cache.layers)
 
 
 def _cache(layers: Sequence[Columns], keep: bool) -> Any:

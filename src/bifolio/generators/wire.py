@@ -22,6 +22,7 @@ END_TOKENS = frozenset(
 ) | {""}
 """How servers show the tokens that end an answer; "" because some hide the text of special tokens."""
 
+_LEAST = -1e6  # nats; what is less is no rounding of a probability
 _ROUNDING = 1e-3  # by which a log-probability may lie above 0
 
 
@@ -166,11 +167,15 @@ def _log_prob(value: Any) -> float | None:
     """A log-probability in nats, or None where the server has none."""
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    except OverflowError:
+        number = math.nan
+    if math.isnan(number) or -math.inf < number < _LEAST:
         raise ModelError(f"the server gave {str(value)[:40]!r} as a log-probability: what it returns cannot be used")
-    if value > _ROUNDING:
+    if number > _ROUNDING:
         raise ModelError(f"the server gave a log-probability above 0 ({value}): what it returns cannot be used")
-    return min(float(value), 0.0)
+    return min(number, 0.0)
 
 
 def candidate(found: Completion, template: Template, ends: frozenset[str]) -> TextCandidate:

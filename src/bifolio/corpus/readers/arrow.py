@@ -65,9 +65,13 @@ def _listed(folder: Path) -> set[str] | None:
     if not state.is_file():
         return None
     try:
-        names = [str(file["filename"]) for file in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
+        facts = json.loads(state.read_text(encoding="utf-8"))
+        names = [str(file["filename"]) for file in facts["_data_files"]]
+        chosen = facts.get("_indices_data_files")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise MissingPathError(f"{state} cannot be read ({type(error).__name__}: {error})") from error
+    if chosen:
+        raise MissingPathError(f"{state} is a selection of rows: save it after flatten_indices(), as its rows alone")
     if any(Path(name).name != name for name in names):
         raise MissingPathError(f"{state} names files outside of its folder: {', '.join(names[:3])}")
     return set(names)
