@@ -1,27 +1,27 @@
-"""The catalogue: files, documents, passages and spans in SQLite, the single truth of a collection.
+"""The catalogue: files, documents, passages and generations in SQLite, the single truth of a collection.
 
-Vectors and indexes are numbered by a passage's ``row``, which is never used again once its passage is gone. A reader
-holds one read transaction, so it keeps the generation that it opened whatever a writer does.
+Vectors and indexes are numbered by a passage's ``row``, which is never used again once its passage is gone. What is
+read here is every version of every file that is kept; which of them make up a generation says :mod:`bifolio.history`.
+A reader holds one read transaction, so that nothing changes under it, whatever a writer does.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import Int64
-
-from bifolio import catalogue_file
+from bifolio import attributes, catalogue_file
 from bifolio.catalogue_file import complaints
-from bifolio.errors import CollectionMissingError, UsageError
+from bifolio.errors import CollectionMissingError
+from bifolio.seals import canonical
 from bifolio.types import Document, Passage, Span
 
 # The text of a passage is never stored twice: it is a span of its document's.
@@ -30,43 +30,70 @@ SELECT p.row, p.id, substr(d.text, p.start + 1, p.end - p.start), d.title, p.hea
        d.metadata
 FROM passages p JOIN documents d ON d.id = p.document JOIN files f ON f.id = d.file
 """
+_FILE = "id, path, source, hash, options, added, status, reason, size, mtime, first_row, rows"
 
 
 @dataclass(frozen=True)
 class FileRow:
-    """A file as the catalogue knows it.
+    """A version of a file as the catalogue knows it.
 
     Attributes:
-        source: As the user named it.
+        id: Its number.
         path: Absolute.
-        hash: sha256 of its bytes.
+        source: As the user named it.
+        hash: sha256 of what was read.
         options: How it was read and split.
-        added: UTC time of its last ingest, ISO 8601.
+        added: UTC time when it was read, ISO 8601.
         status: ``ok`` or ``warning``.
         reason: What a person should know; "" for nothing.
-        documents: Documents (records) in it.
-        passages: Passages in it.
+        size: Bytes of the file.
+        mtime: Its time of change, nanoseconds.
+        first_row: Row of its first passage.
+        passages: Passages in it: rows ``first_row`` to before ``first_row + passages``.
+        documents: Documents (records) in it; 0 where they were not counted.
     """
 
-    source: str
+    id: int
     path: str
+    source: str
     hash: str
     options: str
     added: str
     status: str
     reason: str
-    documents: int
+    size: int
+    mtime: int
+    first_row: int
     passages: int
+    documents: int = 0
 
 
 @dataclass(frozen=True)
-class Segment:
-    """One file of vectors: rows ``first_row`` to ``first_row + rows``."""
+class Block:
+    """Vectors of consecutive rows that stand together in a file.
 
-    name: str
+    Attributes:
+        first_row: Row of the first one.
+        rows: How many.
+        file: In ``vectors/``.
+        offset: Number of the first one in that file.
+        norm: The largest Euclidean norm.
+        sha256: Of their bytes.
+        id: Grows with every block: what an index has caught up with.
+    """
+
     first_row: int
     rows: int
+    file: str
+    offset: int
+    norm: float
     sha256: str
+    id: int = 0
+
+
+def encoder_input(label: str, text: str) -> bytes:
+    """Equal for passages that an encoder cannot tell apart: it reads the label and the text."""
+    return hashlib.sha256(f"{label}\0{text}".encode("utf-8", "surrogatepass")).digest()[:16]
 
 
 class Catalogue:
@@ -86,7 +113,7 @@ class Catalogue:
 
     @classmethod
     def open(cls, path: Path) -> Catalogue:
-        """Open an existing catalogue and keep the generation that it has now.
+        """Open an existing catalogue and keep the state that it has now; one of an older format is migrated first.
 
         Raises:
             CollectionMissingError: there is no such file.
@@ -97,6 +124,10 @@ class Catalogue:
             raise CollectionMissingError(
                 f"no collection at {path.parent}. Build one with: bifolio ingest PATH... -c {path.parent}"
             )
+        if catalogue_file.version(path) == 1:
+            from bifolio.migration import migrate
+
+            migrate(path)
         catalogue = cls(path, catalogue_file.connect(path))
         try:
             catalogue.pin()
@@ -111,12 +142,18 @@ class Catalogue:
             self._connection.close()
 
     def pin(self) -> None:
-        """Read from the newest committed generation, and from no later one until the next call."""
+        """Read from the newest committed state, and from no later one until the next call."""
         with self._lock, complaints(self.path):
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             self._connection.execute("BEGIN")
             self._connection.execute("SELECT count(*) FROM meta").fetchone()  # the snapshot is taken at the first read
+
+    def release(self) -> None:
+        """Read from the newest committed state at every query, until :meth:`pin`."""
+        with self._lock:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -153,46 +190,52 @@ class Catalogue:
                 raise
             self._connection.execute("RELEASE part")
 
-    def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def shrink(self) -> None:
+        """Give unused space back to the system, as far as nobody else has the file open."""
+        with self._lock, suppress(sqlite3.OperationalError):
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            self._connection.execute("VACUUM")
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.pin()
+
+    def query(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Rows of a query."""
         with self._lock, complaints(self.path):
             return self._connection.execute(query, values).fetchall()
 
-    def _scalar(self, query: str, values: Sequence[Any] = ()) -> Any:
-        rows = self._rows(query, values)
+    def scalar(self, query: str, values: Sequence[Any] = ()) -> Any:
+        """The first value of the first row of a query; None if there is none."""
+        rows = self.query(query, values)
         return rows[0][0] if rows else None
+
+    def change(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """Carry out a statement, inside :meth:`writing`; returns the number of the row that it inserted."""
+        with self._lock:
+            return int(self._connection.execute(statement, values).lastrowid or 0)
+
+    def change_many(self, statement: str, values: Iterable[Sequence[Any]]) -> None:
+        """Carry out a statement with each of the values, inside :meth:`writing`."""
+        with self._lock:
+            self._connection.executemany(statement, values)
 
     def _passage(self, row: tuple[Any, ...]) -> Passage:
         _, passage_id, text, title, heading, source, place, start, end, metadata = row
         with complaints(self.path):
-            return Passage(passage_id, text, title, heading, source, place, (start, end), json.loads(metadata))
+            facts = {key: tuple(v) if isinstance(v, list) else v for key, v in json.loads(metadata).items()}
+            return Passage(passage_id, text, title, heading, source, place, (start, end), facts)
 
     # ---- what readers ask ----
 
     def meta(self) -> dict[str, Any]:
         """The collection's own facts, as JSON values."""
         with complaints(self.path):
-            return {key: json.loads(value) for key, value in self._rows("SELECT key, value FROM meta")}
+            return {key: json.loads(value) for key, value in self.query("SELECT key, value FROM meta")}
 
-    def segments(self) -> list[Segment]:
-        """Files of vectors, by row."""
-        return [Segment(*row) for row in self._rows("SELECT name, first_row, rows, sha256 FROM segments ORDER BY 2")]
-
-    def live_rows(self) -> list[int]:
-        """Rows that have a passage, ascending."""
-        return [row for (row,) in self._rows("SELECT row FROM passages ORDER BY row")]
-
-    def live_row_array(self) -> Int64[np.ndarray, " N"]:
-        """As :meth:`live_rows`, in the eight bytes a row that an array takes."""
-        found = np.empty(self.counts()[1], dtype=np.int64)
-        at, last = 0, -1
-        while rows := self._rows("SELECT row FROM passages WHERE row > ? ORDER BY row LIMIT 100000", [last]):
-            found[at : at + len(rows)] = np.fromiter((row for (row,) in rows), dtype=np.int64, count=len(rows))
-            at, last = at + len(rows), rows[-1][0]
-        return found
-
-    def counts(self) -> tuple[int, int]:
-        """Documents and passages."""
-        return self._scalar("SELECT count(*) FROM documents"), self._scalar("SELECT count(*) FROM passages")
+    def blocks(self, encoder: int) -> list[Block]:
+        """Where the vectors of an encoder stand, by row."""
+        query = 'SELECT first_row, rows, file, "offset", norm, sha256, id FROM blocks WHERE encoder = ? ORDER BY 1'
+        return [Block(*row) for row in self.query(query, [encoder])]
 
     def by_rows(self, rows: Iterable[int]) -> dict[int, Passage]:
         """Passages by row; a row without a passage is left out."""
@@ -201,149 +244,133 @@ class Catalogue:
         for start in range(0, len(wanted), 500):  # SQLite limits the number of parameters
             part = wanted[start : start + 500]
             marks = ",".join("?" * len(part))
-            found |= {row[0]: self._passage(row) for row in self._rows(f"{_PASSAGE} WHERE p.row IN ({marks})", part)}
+            found |= {row[0]: self._passage(row) for row in self.query(f"{_PASSAGE} WHERE p.row IN ({marks})", part)}
         return found
 
-    def passages_between(self, first: int, end: int) -> Iterator[Passage]:
-        """Passages of rows ``first`` to ``end``, in order; each document's text is fetched once."""
+    def passages_between(self, first: int, end: int) -> Iterator[tuple[int, Passage]]:
+        """Rows from ``first`` to before ``end`` with their passages; each document's text is fetched once."""
         query = """
         SELECT p.row, p.id, '', d.title, p.heading, f.source, p.place, p.start, p.end, d.metadata, d.id
         FROM passages p JOIN documents d ON d.id = p.document JOIN files f ON f.id = d.file
         WHERE p.row >= ? AND p.row < ? ORDER BY p.row LIMIT 1000
         """
         document, text = None, ""
-        while rows := self._rows(query, [first, end]):
+        while rows := self.query(query, [first, end]):
             for row in rows:
                 if row[-1] != document:
                     document = row[-1]
-                    text = self._scalar("SELECT text FROM documents WHERE id = ?", [document])
-                yield self._passage((*row[:2], text[row[7] : row[8]], *row[3:-1]))
+                    text = self.scalar("SELECT text FROM documents WHERE id = ?", [document])
+                yield row[0], self._passage((*row[:2], text[row[7] : row[8]], *row[3:-1]))
             first = rows[-1][0] + 1
 
-    def by_id(self, passage_id: str) -> Passage | None:
-        """A passage by its id."""
-        try:
-            passage_id.encode()
-        except UnicodeEncodeError:  # bytes of the command line that are no text
-            return None
-        rows = self._rows(f"{_PASSAGE} WHERE p.id = ?", [passage_id])
-        return self._passage(rows[0]) if rows else None
-
-    def rows_by_id(self, passage_ids: Sequence[str]) -> dict[str, int]:
-        """Rows of passages; an id that is not there is left out."""
-        found: dict[str, int] = {}
+    def rows_by_id(self, passage_ids: Sequence[str]) -> list[tuple[str, int]]:
+        """Ids with the rows that ever had them: several where a file has several versions."""
+        found: list[tuple[str, int]] = []
         for start in range(0, len(passage_ids), 500):
-            part = list(passage_ids[start : start + 500])
+            part = [name for name in passage_ids[start : start + 500] if _is_text(name)]
             marks = ",".join("?" * len(part))
-            found.update(self._rows(f"SELECT id, row FROM passages WHERE id IN ({marks})", part))
+            found += self.query(f"SELECT id, row FROM passages WHERE id IN ({marks})", part)
         return found
 
-    def document_text(self, passage_id: str) -> str:
-        """Canonical text of the document that holds a passage; "" if there is no such passage."""
-        query = "SELECT d.text FROM documents d JOIN passages p ON p.document = d.id WHERE p.id = ?"
-        return self._scalar(query, [passage_id]) or ""
+    def document_text(self, row: int) -> str:
+        """Canonical text of the document that has the passage of a row."""
+        return str(
+            self.scalar("SELECT d.text FROM documents d JOIN passages p ON p.document = d.id WHERE p.row = ?", [row])
+        )
 
-    def files(self) -> list[FileRow]:
-        """All files, by source."""
-        query = """
-        SELECT f.source, f.path, f.hash, f.options, f.added, f.status, f.reason, count(DISTINCT d.id), count(p.row)
-        FROM files f LEFT JOIN documents d ON d.file = f.id LEFT JOIN passages p ON p.document = d.id
-        GROUP BY f.id ORDER BY f.source
-        """
-        return [FileRow(*row) for row in self._rows(query)]
+    def file(self, number: int) -> FileRow:
+        """A version of a file."""
+        return FileRow(*self.query(f"SELECT {_FILE} FROM files WHERE id = ?", [number])[0])
 
-    def file(self, path: str) -> FileRow | None:
-        """What is known of one file, by absolute path; its counts are not looked up and are 0."""
-        return next(iter(self._files("path = ?", [path])), None)
-
-    def files_like(self, source: str, hash: str) -> list[FileRow]:
-        """The file of this source, then some files of this content; counts as in :meth:`file`."""
-        return self._files("source = ? OR hash = ? ORDER BY source = ? DESC, id LIMIT 50", [source, hash, source])
-
-    def _files(self, where: str, values: Sequence[Any]) -> list[FileRow]:
-        query = "SELECT source, path, hash, options, added, status, reason, 0, 0 FROM files WHERE"
-        return [FileRow(*row) for row in self._rows(f"{query} {where}", values)]
-
-    def rows_of(self, path: str) -> range:
-        """Rows of a file's passages, by absolute path: they came in together, so there is no gap in them."""
-        query = """
-        SELECT min(p.row), count(*) FROM passages p JOIN documents d ON d.id = p.document JOIN files f ON f.id = d.file
-        WHERE f.path = ?
-        """
-        ((first, count),) = self._rows(query, [path])
-        return range(first, first + count) if count else range(0)
+    def versions(self, where: str, values: Sequence[Any]) -> list[FileRow]:
+        """Versions of files for which an expression over the table ``files`` holds, the newest first."""
+        return [FileRow(*row) for row in self.query(f"SELECT {_FILE} FROM files WHERE {where} ORDER BY id DESC", values)]
 
     # ---- what a writer does, inside writing() ----
 
     def set_meta(self, values: Mapping[str, Any]) -> None:
         """Write facts; other facts stay."""
         rows = [(key, json.dumps(value, sort_keys=True)) for key, value in values.items()]
-        self._connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+        self.change_many("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
 
-    def add_segment(self, segment: Segment) -> None:
-        """Name a file of vectors, which must be complete on disk."""
-        values = (segment.name, segment.first_row, segment.rows, segment.sha256)
-        self._connection.execute("INSERT INTO segments VALUES (?, ?, ?, ?)", values)
+    def add_block(self, encoder: int, block: Block) -> None:
+        """Name vectors, which must be complete on disk."""
+        values = (encoder, block.first_row, block.rows, block.file, block.offset, block.norm, block.sha256)
+        columns = 'encoder, first_row, rows, file, "offset", norm, sha256'
+        self.change(f"INSERT INTO blocks ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
-    def replace_file(self, path: str, source: str, *, hash: str, options: str, added: str) -> tuple[int, str]:
-        """Forget what a file had, if anything, and begin it anew; returns the file's number and its source.
 
-        Another file may already go by this source (the same relative name seen from another folder): then the
-        absolute path is the source.
-        """
-        self.drop_file(path)
-        taken = "SELECT count(*) FROM files WHERE source = ?"
-        names = (source, path, *(f"{path} ({number})" for number in range(2, 100)))
-        source = next(name for name in names if not self._scalar(taken, [name]))
-        cursor = self._connection.execute(
-            "INSERT INTO files (path, source, hash, options, added, status, reason) VALUES (?, ?, ?, ?, ?, 'ok', '')",
-            (path, source, hash, options, added),
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # bytes of the command line that are no text
+        return False
+    return True
+
+
+class FileWriter:
+    """A new version of a file, document by document, inside :meth:`Catalogue.writing`."""
+
+    def __init__(self, catalogue: Catalogue, first_row: int, facts: Mapping[str, Any]) -> None:
+        """Begin at a row; ``facts`` are path, source, hash, options, added, size and mtime."""
+        self._catalogue = catalogue
+        self.source = str(facts["source"])
+        self.first_row = self.row = first_row
+        columns = ", ".join(facts)
+        marks = ", ".join("?" * len(facts))
+        self.id = catalogue.change(
+            f"INSERT INTO files ({columns}, status, reason, first_row, rows, digest) "
+            f"VALUES ({marks}, 'ok', '', {first_row}, 0, '')",
+            list(facts.values()),
         )
-        return int(cursor.lastrowid or 0), source
 
-    def drop_file(self, path: str) -> None:
-        """Forget a file with all that it had."""
-        self._connection.execute("DELETE FROM files WHERE path = ?", [path])
-
-    def move_file(self, path: str, to: str) -> None:
-        """The file of this absolute path is found elsewhere now."""
-        self._connection.execute("UPDATE files SET path = ? WHERE path = ?", [to, path])
-
-    def set_status(self, file: int, status: str, reason: str) -> None:
-        """Record how the reading of a file went."""
-        self._connection.execute("UPDATE files SET status = ?, reason = ? WHERE id = ?", (status, reason, file))
-
-    def add_document(self, file: int, document: Document) -> int:
-        """Add a document to a file; returns the number of the document."""
-        cursor = self._connection.execute(
-            "INSERT INTO documents (file, member, title, media_type, metadata, text) VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                file,
-                document.member,
-                document.title,
-                document.media_type,
-                json.dumps(dict(document.metadata), ensure_ascii=False),
-                document.text,
-            ),
+    def add(
+        self, document: Document, access: Sequence[str], passages: Iterable[tuple[str, Span, str]]
+    ) -> None:
+        """Add a document with its passages: id, span and place of each."""
+        metadata = json.dumps(
+            {key: list(v) if isinstance(v, tuple) else v for key, v in document.metadata.items()}, ensure_ascii=False
         )
-        return int(cursor.lastrowid or 0)
+        labels = f",{','.join(access)}," if access else ""
+        values = (document.member, document.title, document.media_type, metadata, labels, document.text)
+        first = self.row
+        number = self._catalogue.change(
+            "INSERT INTO documents (file, member, title, media_type, metadata, access, text, first_row, rows) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, 0)",
+            (self.id, *values, first),
+        )
+        rows = []
+        for passage_id, span, place in passages:
+            text = document.text[span.start : span.end]
+            label = Passage(passage_id, "", document.title, span.heading).label
+            row = (self.row, passage_id, number, span.start, span.end, span.heading, place, encoder_input(label, text))
+            rows.append(row)
+            self.row += 1
+        self._catalogue.change_many("INSERT INTO passages VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        self._catalogue.change("UPDATE documents SET rows = ? WHERE id = ?", (self.row - first, number))
+        self._catalogue.change_many(
+            "INSERT INTO attributes (document, key, text, number) VALUES (?, ?, ?, ?)",
+            [(number, *row) for row in attributes.rows(document.metadata)],
+        )
 
-    def add_passage(self, row: int, passage_id: str, document: int, span: Span, place: str) -> None:
-        """Add a passage.
+    def finish(self, status: str, reason: str) -> None:
+        """Record how it went."""
+        digest = file_digest(self._catalogue.query, self.id)
+        self._catalogue.change(
+            "UPDATE files SET status = ?, reason = ?, rows = ?, digest = ? WHERE id = ?",
+            (status, reason, self.row - self.first_row, digest, self.id),
+        )
 
-        Raises:
-            UsageError: the id is taken.
-        """
-        try:
-            self._connection.execute(
-                "INSERT INTO passages VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (row, passage_id, document, span.start, span.end, span.heading, place),
-            )
-        except sqlite3.IntegrityError as error:
-            taken = self.by_id(passage_id)
-            if taken is None:
-                raise
-            raise UsageError(
-                f"passage id {passage_id!r} is already used by {taken.place}. If it has moved here from a file that is "
-                "read after this one, ingest again; otherwise give it another id"
-            ) from error
+
+def file_digest(query: Callable[..., list[tuple[Any, ...]]], number: int) -> str:
+    """sha256 of all that the catalogue has of the documents and passages of a version of a file."""
+    digest = hashlib.sha256()
+    columns = "member, title, media_type, metadata, access, text, first_row, rows"
+    for (document,) in query("SELECT id FROM documents WHERE file = ? ORDER BY id", [number]):
+        digest.update(canonical(query(f"SELECT {columns} FROM documents WHERE id = ?", [document])[0]))
+        rows = "SELECT row, id, start, end, heading, place, input FROM passages WHERE document = ? ORDER BY row"
+        for row in query(rows, [document]):
+            digest.update(canonical(row))
+        for row in query("SELECT key, text, number FROM attributes WHERE document = ? ORDER BY 1, 2, 3", [document]):
+            digest.update(canonical(row))
+    return digest.hexdigest()

@@ -1,70 +1,102 @@
-"""The collection: the non-parametric memory, a folder of catalogue, vectors and index.
+"""The collection: the non-parametric memory, a folder of catalogue, vectors and indexes.
 
 ::
 
     manuals/
-      catalogue.sqlite    files, documents, passages, spans, and the encoder's fingerprint: the single truth
-      vectors/*.f32       one file per ingest, written once, named by the catalogue with its checksum
-      index/*             the dense index where it is more than the vectors; derived, rebuilt when missing
+      catalogue.sqlite    files, documents, passages, generations, and the encoders' fingerprints: the single truth
+      vectors/*           appended to and never changed, named by the catalogue block by block with checksums
+      index/*             lexical and dense indexes; derived, made again when missing
+      writer.lock         held by who writes
+
+This is the one facade over all of that, so that the file is a little over 400 lines.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection as Some
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+from bifolio import history, upkeep
+from bifolio.building import CATALOGUE, Plan, alike, build, is_made, passage_fingerprint, run
 from bifolio.catalogue import Catalogue, FileRow
+from bifolio.corpus.metadata import MetadataRules
 from bifolio.corpus.splitting import SplitOptions
-from bifolio.errors import CollectionExistsError, EncoderMismatchError, UsageError
+from bifolio.deriving import Loaded
+from bifolio.draft import Draft, settings
+from bifolio.errors import CollectionExistsError, CollectionMissingError, EncoderMismatchError, NotFoundError, UsageError
+from bifolio.following import Follower
+from bifolio.history import Difference, Generation
 from bifolio.imported import VectorSource
-from bifolio.ingest import Sources, find_sources, ingest
-from bifolio.ingest_report import IngestReport, OnProgress
+from bifolio.ingest import Sources, ingest
+from bifolio.ingest_options import IngestOptions
+from bifolio.ingest_report import FileReport, IngestReport, OnProgress
 from bifolio.loading import load_encoder
 from bifolio.models import DEFAULT_ENCODER
 from bifolio.protocols import Encoder
+from bifolio.reencoding import reencode
 from bifolio.registry import resolve
 from bifolio.retriever import Retriever
 from bifolio.snapshot import Snapshot
+from bifolio.sources import find_sources
 from bifolio.staging import beside, check_free
+from bifolio.taking import Reading
 from bifolio.types import Hit, Passage
+from bifolio.vector_files import Precision
 from bifolio.vector_sources import from_column, from_faiss
-
-_CATALOGUE = "catalogue.sqlite"
-
+from bifolio.write_lock import write_lock
 
 def _silent(_: object) -> None:
     """No progress."""
 
 
-def _passage_fingerprint(encoder: Encoder) -> str:
-    """What the vectors of passages depend on; "" for an encoder that does not tell it from the questions' side."""
-    return str(getattr(encoder, "passage_fingerprint", ""))
-
-
 class Collection:
     """Passages with their vectors, opened at one generation. Safe to use from many threads.
 
-    An ``ingest`` writes through a connection of its own: readers are neither blocked nor see a part of it, and move on
-    to what it has made when it is done.
+    What writes does so through a connection of its own: readers are neither blocked nor see a part of it, and this
+    object moves on to what it has made when it is done. ``follow`` moves on to what others have made as well.
     """
 
     def __init__(
-        self, path: Path, catalogue: Catalogue, encoder: Encoder | None, *, device: str = "auto", dtype: str = "auto"
+        self,
+        path: Path,
+        catalogue: Catalogue,
+        encoder: Encoder | None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        generation: str | int | None = None,
+        labels: Some[str] | None = None,
     ) -> None:
         """Use :meth:`build` or :meth:`open`."""
         self.path = path
-        self._now = Snapshot(path, catalogue)  # replaced as a whole, never changed: whoever reads takes it once
+        self._loaded = Loaded()
+        self._labels = None if labels is None else frozenset(labels)
+        number = None if generation is None else history.resolve(catalogue, generation)
+        self._now = self._snapshot(catalogue, number)  # replaced as a whole, never changed: who reads takes it once
         self._file = catalogue.path  # absolute: also after a change of the current folder
         self._device, self._dtype = device, dtype
         self._encoder: Encoder | None = None
-        self._loading = threading.Lock()
-        self._writing = threading.RLock()  # one ingest after the other
+        self._loading = threading.RLock()
+        self._moving = threading.Lock()
+        self._watched: Catalogue | None = None
+        self._writing = threading.RLock()  # one change after the other
+        self._follower: Follower | None = None
         self.report: IngestReport | None = None
-        """What the latest ``build`` or ``ingest`` through this object did."""
+        """What the latest ``build``, ``ingest`` or ``sync`` through this object did."""
         if encoder is not None:
-            self._encoder = self._same(encoder, questions_may_differ=True)
+            self._encoder = self._same(encoder, self._now, questions_may_differ=True)
+
+    def _snapshot(self, catalogue: Catalogue, generation: int | None = None) -> Snapshot:
+        return Snapshot(
+            self.path, catalogue, generation, labels=self._labels, loaded=self._loaded, encoder=self._encoder_of
+        )
 
     # ---- making and opening ----
 
@@ -77,13 +109,15 @@ class Collection:
         encoder: str | Encoder = DEFAULT_ENCODER,
         device: str = "auto",
         dtype: str = "auto",
-        index: str = "exact",
-        as_passages: bool = False,
-        vectors: str | None = None,
-        split: SplitOptions | None = None,
+        index: str = "auto",
+        precision: Precision = "float32",
         on_progress: OnProgress = _silent,
+        **options: Any,
     ) -> Collection:
-        """Make a new collection of files and folders; nothing appears at ``path`` before all of it is there.
+        """Make a new collection of files and folders. It can be opened when all of it is there.
+
+        A build that fails leaves nothing at ``path``. One that is interrupted or killed leaves its work there, and the
+        same build goes on with it.
 
         Args:
             paths: Files and folders (read recursively).
@@ -91,23 +125,21 @@ class Collection:
             encoder: A model id, or an encoder.
             device: Where an encoder given by its id runs: ``auto``, ``cpu``, ``cuda`` ...
             dtype: What it computes in: ``auto``, ``float32``, ``bfloat16`` or ``float16``.
-            index: ``exact``, ``faiss:flat`` or ``faiss:hnsw``.
-            as_passages: Every record of a .jsonl or .tsv file, also in gzip, is a passage of its own, with its own id.
-            vectors: The paths are data sets as the ``datasets`` library saves them, or .parquet files, and the vectors
-                are those of this column: nothing is encoded but a sample, which is compared with them.
-            split: How documents are split; about 100 words at sentence ends when left out.
+            index: ``exact``, ``faiss:flat``, ``faiss:hnsw`` or ``faiss:ivfpq``; ``auto`` chooses by size.
+            precision: What vectors are stored in, ``float32`` or ``float16``.
             on_progress: Told of every file and every batch.
+            **options: Those of :class:`IngestOptions`.
 
         Raises:
             CollectionExistsError: something is at ``path`` already.
-            UsageError: the index is unknown, or a folder at ``path`` cannot be replaced.
+            UsageError: the index or an option is unknown, or a folder at ``path`` cannot be replaced.
             MissingPathError: a path does not exist, or there is nothing readable.
             ModelMissingError: the encoder is not in the cache.
         """
-        if isinstance(paths, str | Path):
-            raise UsageError(f"paths is {paths!r}: expected a list of paths, such as [{str(paths)!r}]")
-        source = None if vectors is None else from_column(vectors)
-        return cls._make(paths, path, source, encoder, device, dtype, index, as_passages, split, on_progress)
+        chosen = IngestOptions.of(options)
+        source = None if chosen.vectors is None else from_column(chosen.vectors)
+        plan = Plan(paths, Path(path), source, index, precision, chosen)
+        return cls._build(plan, encoder, device, dtype, on_progress)
 
     @classmethod
     def from_faiss(
@@ -119,7 +151,8 @@ class Collection:
         encoder: str | Encoder = DEFAULT_ENCODER,
         device: str = "auto",
         dtype: str = "auto",
-        index: str = "exact",
+        index: str = "auto",
+        precision: Precision = "float32",
         on_progress: OnProgress = _silent,
     ) -> Collection:
         """Make a new collection with the vectors of a FAISS index that was made elsewhere.
@@ -132,6 +165,7 @@ class Collection:
             device: As for :meth:`build`.
             dtype: As for :meth:`build`.
             index: As for :meth:`build`; the collection makes its own.
+            precision: As for :meth:`build`.
             on_progress: Told of the file and of every lot of passages.
 
         Raises:
@@ -140,50 +174,35 @@ class Collection:
             CollectionExistsError: something is at ``path`` already.
             ModelMissingError: the encoder is not in the cache.
         """
-        source = from_faiss(index_file)
-        return cls._make([passages], path, source, encoder, device, dtype, index, True, None, on_progress)
+        chosen = IngestOptions(as_passages=True)
+        plan = Plan([passages], Path(path), from_faiss(index_file), index, precision, chosen)
+        return cls._build(plan, encoder, device, dtype, on_progress)
 
     @classmethod
-    def _make(
-        cls,
-        paths: Sequence[str | Path],
-        path: str | Path,
-        vectors: VectorSource | None,
-        encoder: str | Encoder,
-        device: str,
-        dtype: str,
-        index: str,
-        as_passages: bool,
-        split: SplitOptions | None,
-        on_progress: OnProgress,
+    def _build(
+        cls, plan: Plan, encoder: str | Encoder, device: str, dtype: str, on_progress: OnProgress
     ) -> Collection:
-        """As :meth:`build`, wherever the vectors come from."""
-        if cls.exists(path):
-            raise CollectionExistsError(f"{path} is a collection already; add to it with ingest instead")
-        target = check_free(Path(path))
-        # What is wrong with the arguments is told before anything is loaded.
-        sources = find_sources(paths, target, vectors)
-        index_class, argument = resolve("index", index)
-        index_class(1, argument)
-        loaded = load_encoder(encoder, device=device, dtype=dtype) if isinstance(encoder, str) else encoder
-        with beside(target) as folder:
-            catalogue = Catalogue.create(folder / _CATALOGUE)
-            try:
-                facts = {"encoder": asdict(loaded.spec), "passage_encoder": _passage_fingerprint(loaded)}
-                catalogue.set_meta({**facts, "index": index, "generation": 0, "next_row": 0})
-            finally:
-                catalogue.close()
-            with cls.open(folder, encoder=loaded) as made:  # its end folds the write-ahead log into the file
-                report = made._ingest(sources, vectors, as_passages=as_passages, split=split, on_progress=on_progress)
-        opened = cls.open(path, encoder=loaded)
-        opened.report = replace(report, collection=str(path))
+        def load() -> Encoder:
+            return load_encoder(encoder, device=device, dtype=dtype) if isinstance(encoder, str) else encoder
+
+        loaded, report = build(plan, load, on_progress)
+        opened = cls.open(plan.path, encoder=loaded)
+        opened.report = replace(report, collection=str(plan.path))
         return opened
 
     @classmethod
     def open(
-        cls, path: str | Path, *, encoder: Encoder | None = None, device: str = "auto", dtype: str = "auto"
+        cls,
+        path: str | Path,
+        *,
+        encoder: Encoder | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        generation: str | int | None = None,
+        labels: Some[str] | None = None,
+        follow: bool = False,
     ) -> Collection:
-        """Open a collection at its newest generation, and stay there until the next ``ingest`` through this object.
+        """Open a collection at its live generation, and stay there until the next change through this object.
 
         The encoder is loaded when it is first needed: looking at passages needs no model.
 
@@ -193,25 +212,37 @@ class Collection:
                 that it was built with: what is stored depends on that one alone.
             device: Where the encoder runs.
             dtype: What it computes in.
+            generation: Another generation, by its number or tag.
+            labels: What may be seen: documents without access labels, and those that have one of these. Nothing else
+                can be retrieved, counted, shown or cited. Everything when left out.
+            follow: Move on to whatever becomes live, in the background and within a second.
 
         Raises:
             CollectionMissingError: there is none at ``path``.
             CollectionDamagedError: bytes are missing or wrong.
             CollectionVersionError: written by a newer bifolio.
             EncoderMismatchError: ``encoder`` is not the one that it was built with.
+            NotFoundError: there is no such generation.
         """
+        if isinstance(labels, str):
+            raise UsageError(f"labels is {labels!r}: expected a list of labels, such as [{labels!r}]")
+        if follow and generation is not None:
+            raise UsageError(f"generation {generation!r} stays as it is and follow moves on: leave one of them out")
         folder = Path(path)
-        catalogue = Catalogue.open(folder.absolute() / _CATALOGUE)
+        catalogue = Catalogue.open(folder.absolute() / CATALOGUE)
         try:
-            return cls(folder, catalogue, encoder, device=device, dtype=dtype)
+            opened = cls(folder, catalogue, encoder, device=device, dtype=dtype, generation=generation, labels=labels)
         except BaseException:
             catalogue.close()
             raise
+        if follow:
+            opened._follower = Follower(opened)
+        return opened
 
     @staticmethod
     def exists(path: str | Path) -> bool:
-        """Whether there is a collection at ``path``, in whatever state."""
-        return (Path(path) / _CATALOGUE).exists()
+        """Whether there is a collection at ``path``, in whatever state; one that was only begun is none."""
+        return is_made(Path(path))
 
     def require(self, *, encoder: str | None = None, index: str | None = None) -> None:
         """Raise ``UsageError`` if this collection has another encoder or index than the ones asked for."""
@@ -224,6 +255,10 @@ class Collection:
 
     def close(self) -> None:
         """Close the catalogue; the object cannot be used afterwards."""
+        if self._follower is not None:
+            self._follower.stop()
+        if self._watched is not None:
+            self._watched.close()
         self._now.catalogue.close()
 
     def __enter__(self) -> Collection:
@@ -232,58 +267,151 @@ class Collection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def ingest(
-        self,
-        paths: Sequence[str | Path],
-        *,
-        as_passages: bool = False,
-        vectors: str | None = None,
-        split: SplitOptions | None = None,
-        on_progress: OnProgress = _silent,
-    ) -> IngestReport:
-        """Add new files and update changed ones, all in one transaction; what is not named or not there stays.
+    # ---- changing ----
 
-        The arguments are those of :meth:`build`.
+    def ingest(
+        self, paths: Sequence[str | Path], *, on_progress: OnProgress = _silent, **options: Any
+    ) -> IngestReport:
+        """Add new files and update changed ones as one new generation; what is not named or not there stays.
 
         A file without any text now has no passages. A file that stood elsewhere and is no longer there, under this
         name or with this content, is the same file.
+
+        Args:
+            paths: Files and folders.
+            on_progress: Told of every file and every batch.
+            **options: Those of :class:`IngestOptions`.
 
         Raises:
             MissingPathError: a path does not exist, or there is nothing readable.
             CollectionBusyError: another process is writing.
         """
-        if isinstance(paths, str | Path):
-            raise UsageError(f"paths is {paths!r}: expected a list of paths, such as [{str(paths)!r}]")
-        source = None if vectors is None else from_column(vectors)
-        sources = find_sources(paths, self.path, source)
-        return self._ingest(sources, source, as_passages=as_passages, split=split, on_progress=on_progress)
+        return self._change(paths, options, "ingest", on_progress)
 
-    def _ingest(
-        self,
-        sources: Sources,
-        vectors: VectorSource | None,
-        *,
-        as_passages: bool,
-        split: SplitOptions | None,
-        on_progress: OnProgress,
+    def sync(
+        self, paths: Sequence[str | Path], *, on_progress: OnProgress = _silent, **options: Any
     ) -> IngestReport:
-        with self._writing:
+        """As :meth:`ingest`, and remove what was below these paths and is no longer there.
+
+        What cannot be looked into stays. A path that does not exist, or a folder without any file, is an error and not
+        the end of what it had: a disk may not be mounted.
+        """
+        return self._change(paths, options, "sync", on_progress)
+
+    def _change(
+        self, paths: Sequence[str | Path], options: dict[str, Any], action: str, on_progress: OnProgress
+    ) -> IngestReport:
+        chosen = IngestOptions.of(options)
+        source = None if chosen.vectors is None else from_column(chosen.vectors)
+        with self._changing(action, chosen.wait) as writer:
+            sources = find_sources(paths, self.path, chosen, source, sync=action == "sync")
+            now = self._snapshot(writer)
+            report = run(writer, lambda: now.encoder, sources, source, chosen, action, on_progress)
+        self.report = replace(report, collection=str(self.path))
+        return self.report
+
+    def remove(self, sources: Sequence[str], *, wait: float = 5.0) -> IngestReport:
+        """Remove files by their source, exactly or as a glob such as ``old/*``, as one new generation.
+
+        Raises:
+            NotFoundError: nothing in the collection goes by such a name; then nothing is removed.
+        """
+        if isinstance(sources, str):
+            raise UsageError(f"sources is {sources!r}: expected a list of them, such as [{sources!r}]")
+        with self._changing("rm", wait) as writer:
+            report = upkeep.remove(writer, Draft(writer), sources)
+        return replace(report, collection=str(self.path))
+
+    def reencode(
+        self, encoder: str | Encoder, *, on_progress: OnProgress = _silent, wait: float = 5.0
+    ) -> IngestReport:
+        """The live generation with the vectors of another encoder, as a new generation beside it.
+
+        It becomes live when it has been checked: every passage has a vector, and passages of a sample find themselves.
+        A run that is killed goes on where it was.
+
+        Raises:
+            CollectionDamagedError: the check failed; what was live stays so.
+        """
+        loaded = (
+            load_encoder(encoder, device=self._device, dtype=self._dtype) if isinstance(encoder, str) else encoder
+        )
+        with self._changing("reencode", wait) as writer:
+            report = reencode(writer, loaded, passage_fingerprint(loaded), on_progress)
+            with self._loading:
+                self._encoder = loaded
+        return replace(report, collection=str(self.path))
+
+    def swap(self, generation: str | int) -> str:
+        """Let every reader read another generation, by number or tag; returns its number.
+
+        Nothing is copied or made: readers that follow are there within a second, without a failed request.
+
+        Raises:
+            NotFoundError: there is no such generation.
+        """
+        with self._changing(None) as writer, writer.writing():
+            number = history.resolve(writer, generation)
+            history.swap(writer, number)
+        return str(number)
+
+    def tag(self, name: str, generation: str | int | None = None) -> str:
+        """Name a generation, the live one when left out; returns its number. ``compact`` keeps what has a name."""
+        with self._changing(None) as writer, writer.writing():
+            number = history.live(writer) if generation is None else history.resolve(writer, generation)
+            history.tag(writer, name, number)
+        return str(number)
+
+    def untag(self, name: str) -> None:
+        """Take the name of a generation away."""
+        with self._changing(None) as writer, writer.writing():
+            history.untag(writer, name)
+
+    def compact(self, keep: int = 1, *, on_progress: OnProgress = _silent, wait: float = 5.0) -> upkeep.Compaction:
+        """Drop old generations, with what only they had, and give the space back.
+
+        The live generation, those with a tag and the ``keep`` newest ones stay.
+        """
+        with self._changing("compact", wait) as writer:
+            return upkeep.compact(writer, keep, on_progress)
+
+    @contextmanager
+    def _changing(self, action: str | None, wait: float = 5.0) -> Iterator[Catalogue]:
+        """A connection that writes; afterwards, also after a failure, this object reads the live generation.
+
+        ``action`` None: so short that SQLite's own lock is enough.
+        """
+        if self._labels is not None:
+            raise UsageError(f"{self.path} is open with access labels, which is for reading: open it without labels")
+        with self._writing, ExitStack() as held:
+            if action is not None:
+                held.enter_context(write_lock(self._file.parent, action, wait=wait))
             writer = Catalogue.open(self._file)
             try:
-                report = ingest(
-                    writer,
-                    lambda: self.encoder,
-                    sources,
-                    as_passages=as_passages or vectors is not None,
-                    vectors=vectors,
-                    options=split or SplitOptions(),
-                    on_progress=on_progress,
-                    index=Snapshot(self.path, writer).save_index,
-                )
-            finally:  # also after a failure this object reads the newest generation, perhaps another writer's
-                self._now = Snapshot(self.path, writer)
-            self.report = replace(report, collection=str(self.path))
-            return self.report
+                yield writer
+            finally:
+                self._now = self._snapshot(writer)
+
+    # ---- moving on ----
+
+    def refresh(self) -> bool:
+        """Move on to the live generation, with its encoder and indexes in memory; False if it is open already.
+
+        Whoever asks meanwhile is answered from the generation that was open before.
+        """
+        with self._moving:
+            if self._watched is None:
+                self._watched = Catalogue.open(self._file)
+                self._watched.release()
+            if history.state(self._watched) == history.state(self._now.catalogue, self._now.number):
+                return False
+            catalogue = Catalogue.open(self._file)
+            new = self._snapshot(catalogue)
+            if self._encoder is not None:  # else nobody has searched yet
+                new.encoder  # noqa: B018  loaded before it is needed
+                new.warm()
+            self._now = new
+            return True
 
     # ---- reading ----
 
@@ -304,27 +432,30 @@ class Collection:
             ModelMissingError: it is not in the cache.
             EncoderMismatchError: the model of that name is another one by now.
         """
+        return self._now.encoder
+
+    def _encoder_of(self, snapshot: Snapshot) -> Encoder:
+        """The encoder of a generation: the one that is loaded, if its vectors can be compared."""
         with self._loading:
-            if self._encoder is None:
-                model = self._now.meta["encoder"]["model"]
-                self._encoder = self._same(load_encoder(model, device=self._device, dtype=self._dtype))
+            if self._encoder is None or not alike(self._encoder, snapshot.meta):
+                model = snapshot.meta["encoder"]["model"]
+                loaded = load_encoder(model, device=self._device, dtype=self._dtype)
+                self._encoder = self._same(loaded, snapshot)
             return self._encoder
 
-    def _same(self, encoder: Encoder, *, questions_may_differ: bool = False) -> Encoder:
-        spec = self._now.meta["encoder"]
+    def _same(self, encoder: Encoder, snapshot: Snapshot, *, questions_may_differ: bool = False) -> Encoder:
+        spec = snapshot.meta["encoder"]
         mine, given = spec["fingerprint"], encoder.spec.fingerprint
-        passages = self._now.meta.get("passage_encoder")
-        alike = questions_may_differ and passages and passages == _passage_fingerprint(encoder)
-        if mine != given and not alike:
+        if mine != given and not (questions_may_differ and alike(encoder, snapshot.meta)):
             raise EncoderMismatchError(
                 f"{self.path} was built with encoder {mine} ({spec['model']}), and this is {given} "
                 f"({encoder.spec.model}): their vectors cannot be compared. Use the first, or build a new collection"
             )
         return encoder
 
-    def retrieve(self, question: str, k: int = 5) -> tuple[Hit, ...]:
+    def retrieve(self, question: str, k: int = 5, **options: Any) -> tuple[Hit, ...]:
         """The best passages for a question, best first; see :meth:`bifolio.Retriever.retrieve`."""
-        return Retriever(self).retrieve(question, k)
+        return Retriever(self).retrieve(question, k, **options)
 
     def passage(self, passage_id: str) -> Passage:
         """A passage by its id.
@@ -335,7 +466,7 @@ class Collection:
         return self._now.passage(passage_id)
 
     def passages(self) -> Iterator[Passage]:
-        """All passages, in the order in which they came in; an ingest in between does not change them."""
+        """All passages, in the order in which they came in; a change in between does not change them."""
         return self._now.passages()
 
     def context(self, passage_id: str, characters: int = 400) -> tuple[str, str]:
@@ -344,12 +475,44 @@ class Collection:
 
     def files(self) -> list[FileRow]:
         """The files of the collection, by name."""
-        return self._now.catalogue.files()
+        return self._now.files()
 
     def counts(self) -> tuple[int, int]:
         """Documents and passages."""
-        return self._now.catalogue.counts()
+        return self._now.counts()
 
     def __len__(self) -> int:
         """How many passages there are."""
         return len(self._now)
+
+    # ---- looking after it ----
+
+    def log(self) -> list[Generation]:
+        """All generations, the newest first."""
+        return history.generations(self._everything())
+
+    def diff(self, first: str | int, second: str | int | None = None) -> Difference:
+        """What changed from one generation to another, the live one when left out."""
+        catalogue = self._everything()
+        end = history.live(catalogue) if second is None else history.resolve(catalogue, second)
+        return history.difference(catalogue, history.resolve(catalogue, first), end)
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes, counts, indexes with their recall, and what a compaction would give back, as JSON values."""
+        return upkeep.stats(self._everything(), self._now)
+
+    def verify(self, *, on_progress: OnProgress = _silent) -> list[str]:
+        """Compare everything with its checksums; what is damaged, a sentence each. Reads all of it."""
+        return upkeep.verify(self._everything(), on_progress)
+
+    def export(self, target: str | Path) -> Path:
+        """Write the live generation to one file, for backup and moving; see :func:`bifolio.backup.restore`."""
+        from bifolio.backup import export
+
+        return export(self._everything(), Path(target))
+
+    def _everything(self) -> Catalogue:
+        """The catalogue as it is now, for those who may see everything."""
+        if self._labels is not None:
+            raise UsageError(f"{self.path} is open with access labels, and this tells of everything: open it without")
+        return self._now.catalogue

@@ -1,26 +1,26 @@
-"""The second phase of an ingest: a vector for every new passage, in one new file.
+"""The second phase of an ingest: a vector for every new passage.
 
-A passage whose file was edited elsewhere has the vector that it had: it is copied, and only what the encoder has never
-read is encoded.
+What the encoder has read before, in whatever document or generation, is copied and not encoded again. Every portion is
+committed on its own: who is killed here goes on here.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32, Int64
 
-from bifolio.catalogue import Catalogue, Segment
+from bifolio import vector_files
+from bifolio.catalogue import Block, Catalogue
 from bifolio.errors import ModelError
 from bifolio.protocols import Encoder
-from bifolio.twins import Twins
 from bifolio.types import Passage
-from bifolio.vector_files import SegmentWriter, vectors_of, verify, worth_copying
+from bifolio.vector_files import BlockWriter, Precision, Vectors, end_of
 
-_PORTION = 4096  # passages that are sorted by length and encoded together
+_PORTION = 2048  # passages that are sorted by length, encoded and committed together
+_WORTH = 1000  # vectors that are checked in the time in which one is made
 
 
 def portions(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
@@ -35,56 +35,140 @@ def portions(passages: Iterable[Passage]) -> Iterator[list[Passage]]:
         yield portion
 
 
-def encode(
-    catalogue: Catalogue,
-    folder: Path,
-    encoder: Encoder,
-    rows: range,
-    twins: Twins,
-    on_batch: Callable[[int], None],
-) -> tuple[Segment | None, int]:
-    """The vectors of new rows in a new file, and how many of them were encoded.
+class VectorMaker:
+    """Makes the vectors of one encoder, for the one who holds the write lock."""
 
-    Args:
-        catalogue: Where the passages are.
-        folder: Of the files of vectors.
-        encoder: The collection's encoder.
-        rows: The new rows.
-        twins: Which of the new rows have an older one that the encoder cannot tell from it.
-        on_batch: Told after every n passages.
+    def __init__(self, catalogue: Catalogue, folder: Path, number: int, dimension: int, precision: Precision) -> None:
+        """Vectors of encoder ``number`` go to files in ``folder``."""
+        self._catalogue = catalogue
+        self._folder = folder
+        self._number = number
+        self._dimension = dimension
+        self._precision = precision
+        self._sound: dict[int, bool] = {}  # blocks that were compared with their checksums
+        self._now = self._vectors()
+        self.encoded = 0
+        """Passages that were encoded so far."""
 
-    Raises:
-        ModelError: the encoder gave something that is no vector.
-        CollectionDamagedError: a vector that was to be copied is not as it was written.
-    """
-    segments = worth_copying(catalogue.segments(), twins.count)
-    verify(folder, segments)
-    first, encoded = rows.start, 0
-    with SegmentWriter(folder, first) as writer:
-        for portion in portions(catalogue.passages_between(rows.start, rows.stop)):
-            known = twins.between(first, first + len(portion))
-            copies = {row - first: old for row, old in known.items() if _is_in(segments, old)}
-            fresh = [place for place in range(len(portion)) if place not in copies]
-            vectors = np.empty((len(portion), encoder.spec.dimension), dtype=np.float32)
-            if fresh:
-                vectors[fresh] = _vectors(encoder, [portion[place] for place in fresh], on_batch)
-            if copies:
-                wanted = np.array(list(copies.values()), dtype=np.int64)
-                vectors[list(copies)] = vectors_of(folder, segments, encoder.spec.dimension, wanted)
-                on_batch(len(copies))
-            writer.append(vectors)
-            first += len(portion)
-            encoded += len(fresh)
-        return writer.finish(), encoded
+    def _vectors(self) -> Vectors:
+        self._blocks = self._catalogue.blocks(self._number)
+        return Vectors(self._folder, self._blocks, self._dimension)
+
+    def lacking(self, rows: Int64[np.ndarray, " N"]) -> Int64[np.ndarray, " n"]:
+        """Those of some rows that have no vector yet."""
+        lacking: Int64[np.ndarray, " n"] = rows[~self._now.has(rows)]
+        return lacking
+
+    def writer(self) -> BlockWriter:
+        """Where the next vectors go."""
+        blocks = self._catalogue.blocks(self._number)
+        return BlockWriter(self._folder, *end_of(blocks, self._precision), self._dimension)
+
+    def add(self, blocks: Sequence[Block]) -> None:
+        """Name vectors that were written, inside :meth:`Catalogue.writing`."""
+        for block in blocks:
+            self._catalogue.add_block(self._number, block)
+
+    def make(self, encoder: Encoder, rows: Int64[np.ndarray, " N"], on_batch: Callable[[int], None]) -> None:
+        """A vector for every one of these rows, ascending, that has none.
+
+        Args:
+            encoder: The encoder itself.
+            rows: Rows that have passages.
+            on_batch: Told after every n passages.
+
+        Raises:
+            ModelError: the encoder gave something that is no vector.
+            CollectionDamagedError: a vector that was to be copied is not as it was written.
+        """
+        self._now = self._vectors()
+        lacking = self.lacking(rows)
+        for start in range(0, len(lacking), _PORTION):
+            part = lacking[start : start + _PORTION]
+            vectors = self._portion(encoder, part, on_batch)
+            with self.writer() as writer:
+                for run in np.split(np.arange(len(part)), np.flatnonzero(np.diff(part) > 1) + 1):
+                    writer.append(int(part[run[0]]), vectors[run])
+                blocks = writer.finish()
+            with self._catalogue.writing():  # after the file is closed: an interrupt must not undo what is named
+                self.add(blocks)
+            self._now = self._vectors()
+
+    def _portion(
+        self, encoder: Encoder, rows: Int64[np.ndarray, " n"], on_batch: Callable[[int], None]
+    ) -> Float32[np.ndarray, "n D"]:
+        """Vectors of some rows, copied where there is one of the same input, and otherwise encoded once an input."""
+        inputs = self._inputs(rows)
+        twins = self._twins(set(inputs))
+        vectors = np.empty((len(rows), self._dimension), dtype=np.float32)
+        copied = np.array([given in twins for given in inputs])
+        if copied.any():
+            vectors[copied] = self._now.of(np.array([twins[g] for g in inputs if g in twins], dtype=np.int64))
+            on_batch(int(copied.sum()))
+        fresh: dict[bytes, list[int]] = {}
+        for place in np.flatnonzero(~copied).tolist():
+            fresh.setdefault(inputs[place], []).append(place)
+        if fresh:
+            firsts = [places[0] for places in fresh.values()]
+            found = dict(self._passages(rows[firsts]))
+            made = _checked(encoder, [found[int(row)] for row in rows[firsts]], on_batch)
+            for vector, places in zip(made, fresh.values(), strict=True):
+                vectors[places] = vector
+            if (again := int((~copied).sum()) - len(fresh)) > 0:
+                on_batch(again)
+            self.encoded += len(fresh)
+        return vectors
+
+    def _passages(self, rows: Int64[np.ndarray, " n"]) -> Iterator[tuple[int, Passage]]:
+        for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1):
+            yield from self._catalogue.passages_between(int(run[0]), int(run[-1]) + 1)
+
+    def _inputs(self, rows: Int64[np.ndarray, " n"]) -> list[bytes]:
+        found: dict[int, bytes] = {}
+        for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1):
+            query = "SELECT row, input FROM passages WHERE row >= ? AND row <= ?"
+            found |= dict(self._catalogue.query(query, [int(run[0]), int(run[-1])]))
+        return [found[row] for row in rows.tolist()]
+
+    def _twins(self, inputs: set[bytes]) -> dict[bytes, int]:
+        """For inputs that were encoded before the row of a vector that is as it was written."""
+        found: list[tuple[bytes, int]] = []
+        listed = sorted(inputs)
+        for start in range(0, len(listed), 500):
+            part = listed[start : start + 500]
+            marks = ",".join("?" * len(part))
+            found += self._catalogue.query(f"SELECT input, row FROM passages WHERE input IN ({marks})", part)
+        rows = np.array([row for _, row in found], dtype=np.int64)
+        there = self._now.has(rows)
+        twins = {given: row for (given, row), has in zip(found, there, strict=True) if has}
+        if twins:
+            sound = self._now.has(np.array(list(twins.values()))) & self._checked_blocks(np.array(list(twins.values())))
+            twins = {given: row for (given, row), keep in zip(twins.items(), sound, strict=True) if keep}
+        return twins
+
+    def _checked_blocks(self, rows: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
+        """Which rows stand in a block that is as it was written.
+
+        A block is read from end to end before anything is copied from it; one from which little would be copied is
+        not worth that.
+
+        Raises:
+            CollectionDamagedError: a block is not as it was written.
+        """
+        good = np.zeros(len(rows), dtype=bool)
+        for block in self._blocks:
+            mine = (rows >= block.first_row) & (rows < block.first_row + block.rows)
+            if not mine.any():
+                continue
+            if block.id not in self._sound and int(mine.sum()) * _WORTH >= block.rows:
+                for complaint in vector_files.verify(self._folder, [block], self._dimension):
+                    raise vector_files.damaged(complaint)
+                self._sound[block.id] = True
+            good |= mine & self._sound.get(block.id, False)
+        return good
 
 
-def _is_in(segments: Sequence[Segment], row: int) -> bool:
-    """Whether one of the segments, by ``first_row``, has a row."""
-    at = bisect_right(segments, row, key=lambda segment: segment.first_row) - 1
-    return at >= 0 and row < segments[at].first_row + segments[at].rows
-
-
-def _vectors(encoder: Encoder, passages: list[Passage], on_batch: Callable[[int], None]) -> Float32[np.ndarray, "N D"]:
+def _checked(encoder: Encoder, passages: list[Passage], on_batch: Callable[[int], None]) -> Float32[np.ndarray, "N D"]:
     vectors = encoder.encode_passages(passages, on_batch)
     if vectors.shape != (len(passages), encoder.spec.dimension):
         raise ModelError(

@@ -1,7 +1,7 @@
 """Vectors that were made elsewhere: taken over as they are, checked, and compared with the encoder's own in a sample.
 
-Each file's vectors become a segment of their own while its passages go into the catalogue, so a file is taken as a
-whole or not at all, as any other file is.
+Each file's vectors become a block of their own while its passages go into the catalogue, so a file is taken as a whole
+or not at all, as any other file is.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 
-from bifolio.catalogue import Catalogue, Segment
+from bifolio.catalogue import Block, Catalogue
 from bifolio.corpus.files import find_files
 from bifolio.errors import DocumentError, EmptyDocument
 from bifolio.protocols import Encoder
 from bifolio.types import Document
-from bifolio.vector_files import SegmentWriter
+from bifolio.vector_files import BlockWriter
 
 LEAST_COSINE = 0.9
 """Between a stored vector and the encoder's own for the same passage: half precision costs 0.001, and another title or
@@ -47,20 +47,22 @@ class VectorSource:
 
 
 class Importer:
-    """Takes files over into the catalogue and into segments."""
+    """Takes files over into the catalogue and into blocks of vectors."""
 
     def __init__(
-        self, source: VectorSource, catalogue: Catalogue, folder: Path, encoder: Callable[[], Encoder]
+        self,
+        source: VectorSource,
+        catalogue: Catalogue,
+        writer: Callable[[], BlockWriter],
+        encoder: Callable[[], Encoder],
     ) -> None:
-        """Take vectors from ``source`` into ``folder``; ``encoder`` gives the collection's encoder."""
+        """Take vectors from ``source`` to where ``writer`` writes; ``encoder`` gives the collection's encoder."""
         self._source = source
         self._catalogue = catalogue
-        self._folder = folder
+        self._writer = writer
         self._encoder = encoder
-        self.segments: list[Segment] = []
-        """Those of the files taken so far."""
 
-    def take(self, path: Path, first: int, add: Callable[[Document], bool]) -> list[str]:
+    def take(self, path: Path, first: int, add: Callable[[Document], bool]) -> tuple[list[str], list[Block]]:
         """Take one file.
 
         Args:
@@ -69,7 +71,7 @@ class Importer:
             add: Puts a passage into the catalogue; False if it has no text, and then it has no row.
 
         Returns:
-            What a person should know.
+            What a person should know, and the vectors, which are on the disk.
 
         Raises:
             EmptyDocument: It has no passage with a text.
@@ -80,7 +82,7 @@ class Importer:
         empty: list[int] = []
         sample: list[Float32[np.ndarray, " D"]] = []
         sampled: list[int] = []
-        with SegmentWriter(self._folder, first) as writer:
+        with self._writer() as writer:
             for documents, vectors in self._source.read(path):
                 self._check(vectors, len(documents), dimension, read)
                 kept = []
@@ -89,7 +91,7 @@ class Importer:
                         kept.append(at)
                     elif len(empty) < _NAMED:
                         empty.append(read + at + 1)
-                writer.append(vectors[kept])
+                writer.append(first + rows, vectors[kept])
                 for place, at in enumerate(kept, rows):
                     if not place & (place + 1):  # the 1st, 2nd, 4th, 8th ... passage
                         sample.append(vectors[at].copy())
@@ -98,13 +100,11 @@ class Importer:
             if not rows:
                 raise EmptyDocument("no passage with a text in it")
             remarks = self._compare(sampled, np.stack(sample))
-            segment = writer.finish()
-        if segment is not None:
-            self.segments.append(segment)
+            blocks = writer.finish()
         if empty:
             more = f" and {read - rows - _NAMED} more" if read - rows > _NAMED else ""
             remarks.append(f"row{'s' if read - rows > 1 else ''} {', '.join(map(str, empty))}{more}: no text")
-        return remarks
+        return remarks, blocks
 
     def _check(self, vectors: Float32[np.ndarray, "n D"], count: int, dimension: int, read: int) -> None:
         what = self._source.what

@@ -12,7 +12,7 @@ class FileReport:
 
     Attributes:
         path: The file as the user named it.
-        status: ``ok``, ``warning``, ``skipped``, ``failed`` or ``unchanged``.
+        status: ``ok``, ``warning``, ``skipped``, ``failed``, ``unchanged`` or ``removed``.
         reason: Why, for a person; "" when there is nothing to say.
         passages: Passages that the collection has of it now.
     """
@@ -25,17 +25,18 @@ class FileReport:
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What an ingest did; ``documents`` and ``passages`` count the whole collection afterwards.
+    """What an ingest or a sync did; ``documents`` and ``passages`` count the whole collection afterwards.
 
     Attributes:
         collection: Path of the collection.
         generation: Name of the state that the collection has now.
         documents: Documents in it.
         passages: Passages in it.
-        added: Passages that this ingest encoded, or whose vectors it took over; those that were only moved have theirs
-            already.
-        files: One report per file, in the order of reading.
+        added: Passages that were encoded, or whose vectors were taken over; those that the encoder has read before,
+            wherever they stood, have theirs already.
+        files: One report per file, in the order of reading; those that were removed last.
         seconds: Wall time.
+        notes: What a person should know about the whole.
     """
 
     collection: str
@@ -45,6 +46,7 @@ class IngestReport:
     added: int
     files: tuple[FileReport, ...]
     seconds: float
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class IngestProgress:
     """Where an ingest is.
 
     Attributes:
-        stage: ``read`` (the unit is files) or ``encode`` (the unit is passages).
+        stage: ``read`` (the unit is files), ``encode`` (the unit is passages) or ``index`` (passages).
         done: Units done.
         total: Units in all.
         current: What is being worked on.
