@@ -105,9 +105,7 @@ def build(plan: Plan, load: Callable[[], Encoder], on_progress: OnProgress) -> t
             writer = Catalogue.open(target / CATALOGUE)
             try:
                 _go_on(writer, plan, encoder)
-                return encoder, run(
-                    writer, lambda: encoder, sources, plan.vectors, plan.options, "ingest", on_progress
-                )
+                return encoder, run(writer, lambda: encoder, sources, plan.vectors, plan.options, "ingest", on_progress)
             finally:
                 writer.close()
     except Exception:

@@ -190,6 +190,16 @@ class Catalogue:
                 raise
             self._connection.execute("RELEASE part")
 
+    def copy_to(self, path: Path) -> None:
+        """Write what is pinned to a new catalogue file, whatever a writer does meanwhile."""
+        with self._lock, complaints(self.path):
+            target = sqlite3.connect(path, isolation_level=None)
+            try:
+                self._connection.backup(target)
+                target.execute("PRAGMA journal_mode = WAL")
+            finally:
+                target.close()
+
     def shrink(self) -> None:
         """Give unused space back to the system, as far as nobody else has the file open."""
         with self._lock, suppress(sqlite3.OperationalError):
@@ -284,7 +294,9 @@ class Catalogue:
 
     def versions(self, where: str, values: Sequence[Any]) -> list[FileRow]:
         """Versions of files for which an expression over the table ``files`` holds, the newest first."""
-        return [FileRow(*row) for row in self.query(f"SELECT {_FILE} FROM files WHERE {where} ORDER BY id DESC", values)]
+        return [
+            FileRow(*row) for row in self.query(f"SELECT {_FILE} FROM files WHERE {where} ORDER BY id DESC", values)
+        ]
 
     # ---- what a writer does, inside writing() ----
 
@@ -314,7 +326,7 @@ class FileWriter:
     def __init__(self, catalogue: Catalogue, first_row: int, facts: Mapping[str, Any]) -> None:
         """Begin at a row; ``facts`` are path, source, hash, options, added, size and mtime."""
         self._catalogue = catalogue
-        self.source = str(facts["source"])
+        self.source, self.path = str(facts["source"]), str(facts["path"])
         self.first_row = self.row = first_row
         columns = ", ".join(facts)
         marks = ", ".join("?" * len(facts))
@@ -324,9 +336,7 @@ class FileWriter:
             list(facts.values()),
         )
 
-    def add(
-        self, document: Document, access: Sequence[str], passages: Iterable[tuple[str, Span, str]]
-    ) -> None:
+    def add(self, document: Document, access: Sequence[str], passages: Iterable[tuple[str, Span, str]]) -> None:
         """Add a document with its passages: id, span and place of each."""
         metadata = json.dumps(
             {key: list(v) if isinstance(v, tuple) else v for key, v in document.metadata.items()}, ensure_ascii=False

@@ -58,7 +58,7 @@ CREATE TABLE files (
     status TEXT NOT NULL,             -- ok | warning
     reason TEXT NOT NULL,
     size INTEGER NOT NULL,            -- bytes, and
-    mtime INTEGER NOT NULL,           -- nanoseconds, when it was read: as long as both are the same it is not read again
+    mtime INTEGER NOT NULL,           -- nanoseconds, when it was read: not read again as long as both are the same
     first_row INTEGER NOT NULL,
     rows INTEGER NOT NULL,
     digest TEXT NOT NULL              -- sha256 of its documents and passages as they stand here

@@ -13,44 +13,40 @@ This is the one facade over all of that, so that the file is a little over 400 l
 
 from __future__ import annotations
 
-import json
-import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Collection as Some
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bifolio import history, upkeep
 from bifolio.building import CATALOGUE, Plan, alike, build, is_made, passage_fingerprint, run
 from bifolio.catalogue import Catalogue, FileRow
-from bifolio.corpus.metadata import MetadataRules
 from bifolio.corpus.splitting import SplitOptions
 from bifolio.deriving import Loaded
 from bifolio.draft import Draft, settings
-from bifolio.errors import CollectionExistsError, CollectionMissingError, EncoderMismatchError, NotFoundError, UsageError
+from bifolio.errors import (
+    EncoderMismatchError,
+    UsageError,
+)
 from bifolio.following import Follower
 from bifolio.history import Difference, Generation
-from bifolio.imported import VectorSource
-from bifolio.ingest import Sources, ingest
 from bifolio.ingest_options import IngestOptions
-from bifolio.ingest_report import FileReport, IngestReport, OnProgress
+from bifolio.ingest_report import IngestReport, OnProgress
 from bifolio.loading import load_encoder
 from bifolio.models import DEFAULT_ENCODER
 from bifolio.protocols import Encoder
 from bifolio.reencoding import reencode
-from bifolio.registry import resolve
 from bifolio.retriever import Retriever
 from bifolio.snapshot import Snapshot
 from bifolio.sources import find_sources
-from bifolio.staging import beside, check_free
-from bifolio.taking import Reading
 from bifolio.types import Hit, Passage
 from bifolio.vector_files import Precision
 from bifolio.vector_sources import from_column, from_faiss
 from bifolio.write_lock import write_lock
+
 
 def _silent(_: object) -> None:
     """No progress."""
@@ -179,9 +175,7 @@ class Collection:
         return cls._build(plan, encoder, device, dtype, on_progress)
 
     @classmethod
-    def _build(
-        cls, plan: Plan, encoder: str | Encoder, device: str, dtype: str, on_progress: OnProgress
-    ) -> Collection:
+    def _build(cls, plan: Plan, encoder: str | Encoder, device: str, dtype: str, on_progress: OnProgress) -> Collection:
         def load() -> Encoder:
             return load_encoder(encoder, device=device, dtype=dtype) if isinstance(encoder, str) else encoder
 
@@ -269,9 +263,7 @@ class Collection:
 
     # ---- changing ----
 
-    def ingest(
-        self, paths: Sequence[str | Path], *, on_progress: OnProgress = _silent, **options: Any
-    ) -> IngestReport:
+    def ingest(self, paths: Sequence[str | Path], *, on_progress: OnProgress = _silent, **options: Any) -> IngestReport:
         """Add new files and update changed ones as one new generation; what is not named or not there stays.
 
         A file without any text now has no passages. A file that stood elsewhere and is no longer there, under this
@@ -288,9 +280,7 @@ class Collection:
         """
         return self._change(paths, options, "ingest", on_progress)
 
-    def sync(
-        self, paths: Sequence[str | Path], *, on_progress: OnProgress = _silent, **options: Any
-    ) -> IngestReport:
+    def sync(self, paths: Sequence[str | Path], *, on_progress: OnProgress = _silent, **options: Any) -> IngestReport:
         """As :meth:`ingest`, and remove what was below these paths and is no longer there.
 
         What cannot be looked into stays. A path that does not exist, or a folder without any file, is an error and not
@@ -322,9 +312,7 @@ class Collection:
             report = upkeep.remove(writer, Draft(writer), sources)
         return replace(report, collection=str(self.path))
 
-    def reencode(
-        self, encoder: str | Encoder, *, on_progress: OnProgress = _silent, wait: float = 5.0
-    ) -> IngestReport:
+    def reencode(self, encoder: str | Encoder, *, on_progress: OnProgress = _silent, wait: float = 5.0) -> IngestReport:
         """The live generation with the vectors of another encoder, as a new generation beside it.
 
         It becomes live when it has been checked: every passage has a vector, and passages of a sample find themselves.
@@ -333,9 +321,7 @@ class Collection:
         Raises:
             CollectionDamagedError: the check failed; what was live stays so.
         """
-        loaded = (
-            load_encoder(encoder, device=self._device, dtype=self._dtype) if isinstance(encoder, str) else encoder
-        )
+        loaded = load_encoder(encoder, device=self._device, dtype=self._dtype) if isinstance(encoder, str) else encoder
         with self._changing("reencode", wait) as writer:
             report = reencode(writer, loaded, passage_fingerprint(loaded), on_progress)
             with self._loading:
@@ -373,7 +359,9 @@ class Collection:
         The live generation, those with a tag and the ``keep`` newest ones stay.
         """
         with self._changing("compact", wait) as writer:
-            return upkeep.compact(writer, keep, on_progress)
+            done = upkeep.compact(writer, keep, on_progress)
+        self._now.catalogue.shrink()  # what this object read before is let go now
+        return replace(done, after=upkeep.size_of(self._file.parent))
 
     @contextmanager
     def _changing(self, action: str | None, wait: float = 5.0) -> Iterator[Catalogue]:
@@ -505,11 +493,21 @@ class Collection:
         """Compare everything with its checksums; what is damaged, a sentence each. Reads all of it."""
         return upkeep.verify(self._everything(), on_progress)
 
-    def export(self, target: str | Path) -> Path:
-        """Write the live generation to one file, for backup and moving; see :func:`bifolio.backup.restore`."""
+    def export(self, target: str | Path, *, on_progress: OnProgress = _silent) -> Path:
+        """Write the live generation, and those with a tag, to one file; :func:`bifolio.backup.restore` reads it.
+
+        Raises:
+            CollectionExistsError: something is at ``target``.
+            CollectionDamagedError: a byte is not as it was written.
+        """
         from bifolio.backup import export
 
-        return export(self._everything(), Path(target))
+        return export(self._everything(), Path(target), on_progress)
+
+    def split(self, words: int | None = None, mode: str | None = None) -> SplitOptions:
+        """How this collection splits documents, with what is given in place of it."""
+        has = settings(self._now.catalogue)["split"]
+        return SplitOptions(words=words or has["words"], mode=mode or has["mode"])
 
     def _everything(self) -> Catalogue:
         """The catalogue as it is now, for those who may see everything."""

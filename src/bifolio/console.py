@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.padding import Padding
@@ -18,6 +18,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from bifolio.answer import Answer
     from bifolio.catalogue import FileRow
+    from bifolio.history import Difference, Generation
     from bifolio.ingest_report import FileReport, IngestProgress, IngestReport
     from bifolio.models import ModelRecord
     from bifolio.models import Progress as PullProgress
@@ -203,7 +204,7 @@ def show_report(console: Console, report: IngestReport, most: int = 20) -> None:
     if len(lines) > most:
         console.print(Text(f"           and {len(lines) - most} more; --json lists all", style="dim"))
     states = [file.status for file in report.files]
-    kinds = ("ok", "warning", "unchanged", "skipped", "failed")
+    kinds = ("ok", "warning", "unchanged", "removed", "skipped", "failed")
     counts = ", ".join(f"{states.count(kind)} {kind}" for kind in kinds if kind in states)
     console.print(
         Text(
@@ -212,7 +213,49 @@ def show_report(console: Console, report: IngestReport, most: int = 20) -> None:
     )
     rate = f", {report.added / report.seconds:.1f} passages/s" if report.added and report.seconds else ""
     done = f"{report.added} passages encoded in {report.seconds:.1f} s{rate}"
-    console.print(Text(f"{len(states)} files: {counts} · {done}", style="dim"))
+    console.print(Text(f"{len(states)} files: {counts} · {done} · generation {report.generation}", style="dim"))
+    for note in report.notes:
+        console.print(Text(on_one_line(note), style="dim"))
+
+
+def show_generations(console: Console, generations: Sequence[Generation]) -> None:
+    """The history of a collection."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "generation", "passages", "made", "by", "changes", "tags", "encoder"):
+        table.add_column(name, justify="right" if name in ("generation", "passages") else "left", overflow="fold")
+    for one in generations:
+        signs = {"added": "+", "changed": "~", "removed": "-"}
+        changes = " ".join(f"{signs[kind]}{count}" for kind, count in one.changes.items() if count and kind in signs)
+        cells = ("live" if one.live else "", str(one.number), str(one.passages), one.at[:19].replace("T", " "))
+        table.add_row(*cells, one.action, changes, Text(", ".join(one.tags)), Text(on_one_line(one.encoder)))
+    console.print(table)
+
+
+def show_difference(console: Console, difference: Difference, most: int = 50) -> None:
+    """What changed between two generations."""
+    kinds = (("+", "green", difference.added), ("~", "yellow", difference.changed), ("-", "red", difference.removed))
+    lines = [(sign, colour, source) for sign, colour, sources in kinds for source in sources]
+    for sign, colour, source in lines[:most]:
+        console.print(Text.assemble((f"{sign} ", colour), on_one_line(source)))
+    if len(lines) > most:
+        console.print(Text(f"  and {len(lines) - most} more; --json lists all", style="dim"))
+    if difference.encoders:
+        console.print(Text(f"encoder {difference.encoders[0]} → {difference.encoders[1]}"))
+    added, changed, removed = (len(sources) for _, _, sources in kinds[:1] + kinds[1:])
+    passages = f"passages +{difference.passages_added} -{difference.passages_removed}"
+    console.print(Text(f"{added} files added, {changed} changed, {removed} removed · {passages}", style="dim"))
+
+
+def show_facts(console: Console, facts: Mapping[str, Any], indent: str = "") -> None:
+    """Names and values, nested."""
+    for name, value in facts.items():
+        label = name.replace("_", " ")
+        if isinstance(value, Mapping):
+            console.print(Text(f"{indent}{label}", style="bold"))
+            show_facts(console, value, indent + "  ")
+        else:
+            shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+            console.print(Text(f"{indent}{label:<28} {on_one_line(shown)}"))
 
 
 def show_models(console: Console, records: Sequence[ModelRecord]) -> None:
@@ -240,7 +283,13 @@ def ingest_progress(quiet: bool) -> Iterator[Callable[[IngestProgress], None]]:
     )
     with Progress(*columns, console=console, transient=True) as progress:
         tasks: dict[str, TaskID] = {}
-        units = {"read": ("reading files", "files/s"), "encode": ("encoding passages", "passages/s")}
+        units = {
+            "read": ("reading files", "files/s"),
+            "encode": ("encoding passages", "passages/s"),
+            "index": ("indexing words", "passages/s"),
+            "copy": ("copying vectors", "vectors/s"),
+            "verify": ("verifying", "files/s"),
+        }
 
         def told(step: IngestProgress) -> None:
             name, unit = units[step.stage]

@@ -59,13 +59,17 @@ class Draft:
     def _is_taken(self, source: str, path: str) -> bool:
         return any(v.id in self and v.path != path for v in self._catalogue.versions("source = ?", [source]))
 
-    def holder(self, passage_id: str, but: int) -> str:
-        """The place of the passage that has an id, if another file than ``but`` has it; else ""."""
-        query = """
-        SELECT d.file, p.place FROM passages p JOIN documents d ON d.id = p.document WHERE p.id = ?
+    def holder(self, passage_id: str, file: int, path: str) -> str:
+        """The place of the passage that has an id already; else "".
+
+        ``file``, a new version of the file of ``path``, may have it but once; what it takes the place of does not count.
         """
-        for file, place in self._catalogue.query(query, [passage_id]):
-            if file == but or file in self:
+        query = """
+        SELECT f.id, f.path, p.place FROM passages p JOIN documents d ON d.id = p.document JOIN files f ON f.id = d.file
+        WHERE p.id = ?
+        """
+        for number, where, place in self._catalogue.query(query, [passage_id]):
+            if number == file or (where != path and number in self):
                 return str(place)
         return ""
 

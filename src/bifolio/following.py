@@ -44,9 +44,7 @@ class Follower:
             self._thread.join()
 
 
-def _follow(
-    collection: Callable[[], Movable | None], stopped: threading.Event, interval: float
-) -> Callable[[], None]:
+def _follow(collection: Callable[[], Movable | None], stopped: threading.Event, interval: float) -> Callable[[], None]:
     def loop() -> None:
         told = ""
         while not stopped.wait(interval):

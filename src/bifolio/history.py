@@ -88,14 +88,15 @@ def live(catalogue: Catalogue) -> int:
 
 
 def state(catalogue: Catalogue, generation: int | None = None) -> tuple[int, int]:
-    """What tells that readers should move on: the generation, the live one when left out, and how often it was compacted."""
+    """What tells that readers should move on: the generation (the live one when left out) and the compactions."""
     compactions = catalogue.scalar("SELECT value FROM meta WHERE key = 'compactions'")
     return live(catalogue) if generation is None else generation, int(compactions or 0)
 
 
 def newest(catalogue: Catalogue) -> int:
-    """The largest number of a generation; 0 if there is none yet."""
-    return int(catalogue.scalar("SELECT max(id) FROM generations") or 0)
+    """The largest number that a generation ever had; 0 if there was none yet."""
+    last = json.loads(catalogue.scalar("SELECT value FROM meta WHERE key = 'last'") or "0")
+    return max(int(last), int(catalogue.scalar("SELECT max(id) FROM generations") or 0))
 
 
 def encoder_of(catalogue: Catalogue, generation: int) -> int:
@@ -174,7 +175,7 @@ def _ranges(ranges: list[tuple[Any, ...]], rows: int) -> Bool[np.ndarray, " R"]:
 def files(catalogue: Catalogue, generation: int, labels: Collection[str] | None = None) -> list[FileRow]:
     """The files of a generation, by source, with their documents counted.
 
-    With ``labels`` only those of which somebody with these labels may see a document, and only what they may see counts.
+    With ``labels`` only those of which somebody with these labels may see a document, and only what they see counts.
     """
     query = f"""
     SELECT f.id, f.path, f.source, f.hash, f.options, f.added, f.status, f.reason, f.size, f.mtime, f.first_row, f.rows,
@@ -261,7 +262,9 @@ def commit(
             f"UPDATE lives SET died = ? WHERE died IS NULL AND file NOT IN ({alive})", [number, parent, parent]
         )
         catalogue.change_many("INSERT INTO lives VALUES (?, ?, NULL)", [(file, number) for (file,) in back])
-    catalogue.change_many("UPDATE lives SET died = ? WHERE file = ? AND died IS NULL", [(number, file) for file in drop])
+    catalogue.change_many(
+        "UPDATE lives SET died = ? WHERE file = ? AND died IS NULL", [(number, file) for file in drop]
+    )
     catalogue.change("DELETE FROM lives WHERE died = ?1 AND born = ?1", [number])  # came back, and dropped at once
     catalogue.change_many("INSERT INTO lives VALUES (?, ?, NULL)", [(file, number) for file in add])
     totals = """

@@ -18,8 +18,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from bifolio import history
-from bifolio.catalogue import Block, Catalogue, FileRow
-from bifolio.corpus.files import find_files, skipped_links
+from bifolio.catalogue import Catalogue, FileRow
 from bifolio.deriving import catch_up, drop_leftovers, encoder_spec
 from bifolio.draft import Draft, rows_of
 from bifolio.encoding import VectorMaker

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Int64
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Float
     from torch import Tensor
 
     from bifolio.types import Passage
@@ -85,9 +85,13 @@ class DenseIndex(Protocol):
         ...
 
     def search(
-        self, queries: Float32[np.ndarray, "Q D"], k: int
+        self, queries: Float32[np.ndarray, "Q D"], k: int, allowed: Bool[np.ndarray, " R"] | None = None
     ) -> tuple[Float32[np.ndarray, "Q k"], Int64[np.ndarray, "Q k"]]:
-        """Scores and ids of the min(k, len(self)) best, best first, ties by smaller id; only ids that were added."""
+        """Scores and ids of the best, best first, ties by smaller id; only ids that were added.
+
+        ``allowed`` is a mask by id: i may be returned if ``i < len(allowed)`` and ``allowed[i]``. It acts inside the
+        search: as many come back as there are allowed ones, up to k.
+        """
         ...
 
     def save(self, path: Path) -> None:
@@ -96,6 +100,25 @@ class DenseIndex(Protocol):
 
     def __len__(self) -> int:
         """How many vectors the index has."""
+        ...
+
+
+@runtime_checkable
+class LexicalIndex(Protocol):
+    """Passages by the words that they share with a question, scored by BM25. Rows are the caller's."""
+
+    def add(self, rows: Sequence[int], texts: Sequence[str]) -> None:
+        """Add passages under rows that are not used yet."""
+        ...
+
+    def search(
+        self, question: str, k: int, allowed: Bool[np.ndarray, " R"] | None = None
+    ) -> tuple[Float32[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """Scores and rows of the best that have a word of the question (any text), as :meth:`DenseIndex.search`."""
+        ...
+
+    def score(self, question: str, rows: Sequence[int]) -> Float32[np.ndarray, " n"]:
+        """Scores of given rows, 0 where no word matches."""
         ...
 
 

@@ -151,7 +151,9 @@ class Taker:
                 return replace(other, hash="")
         return None
 
-    def _store(self, path: Path, root: Path, facts: dict[str, Any], told: Callable[[int], None]) -> tuple[str, str, int]:
+    def _store(
+        self, path: Path, root: Path, facts: dict[str, Any], told: Callable[[int], None]
+    ) -> tuple[str, str, int]:
         """Status, reason and number of a new version."""
         writer = FileWriter(self._catalogue, self.row, facts)
         remarks: dict[str, None] = {}  # an ordered set: a thousand records may say the same
@@ -206,7 +208,7 @@ class Taker:
             for ordinal, span in enumerate(spans, start=1)
         ]
         for passage_id, _, _ in named:
-            if holder := self._draft.holder(passage_id, writer.id):
+            if holder := self._draft.holder(passage_id, writer.id, writer.path):
                 raise UsageError(
                     f"passage id {passage_id!r} is already used by {holder}. If it has moved here from a file that is "
                     "read after this one, ingest again; otherwise give it another id"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float32, Float64, Int64, Shaped
+from jaxtyping import Bool, Float, Float32, Float64, Int64, Shaped
 
 from bifolio.errors import UsageError
 
@@ -177,8 +177,53 @@ def best(
     return scores[order], ids[order]
 
 
+class Letting:
+    """Which vectors of an index a mask lets through; of the last mask it is remembered, for a collection asks again."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, tuple[int, ...], list[Bool[np.ndarray, " n"]], int] | None = None
+
+    def through(
+        self, parts: Sequence[Part], allowed: Bool[np.ndarray, " R"] | None
+    ) -> tuple[list[Bool[np.ndarray, " n"]] | None, int]:
+        """For each part which vectors may be returned, None where all may, and how many that are in all.
+
+        Args:
+            parts: The vectors.
+            allowed: Id i may be returned if ``i < len(allowed)`` and ``allowed[i]``; do not change it afterwards.
+
+        Raises:
+            UsageError: it is no mask.
+        """
+        total = sum(len(part.ids) for part in parts)
+        if allowed is None:
+            return None, total
+        if not isinstance(allowed, np.ndarray) or allowed.ndim != 1 or allowed.dtype != np.bool_:
+            raise UsageError(
+                f"allowed is {type(allowed).__name__} {getattr(allowed, 'dtype', '')}; expected a 1-d mask"
+            )
+        sizes, last = tuple(len(part.ids) for part in parts), self._last
+        if last is None or last[0] is not allowed or last[1] != sizes:
+            kept = [_let(part.ids, allowed) for part in parts]
+            last = self._last = allowed, sizes, kept, int(sum(np.count_nonzero(keep) for keep in kept))
+        return (None if last[3] == total else last[2]), last[3]
+
+
+def _let(ids: Int64[np.ndarray, " n"], allowed: Bool[np.ndarray, " R"]) -> Bool[np.ndarray, " n"]:
+    inside: Bool[np.ndarray, " n"] = ids < len(allowed)
+    if inside.all():
+        found: Bool[np.ndarray, " n"] = allowed[ids]
+        return found
+    inside[inside] = allowed[ids[inside]]
+    return inside
+
+
 def top_k(
-    queries: Float32[np.ndarray, "Q D"], slack: Float64[np.ndarray, " Q"], parts: Sequence[Part], k: int
+    queries: Float32[np.ndarray, "Q D"],
+    slack: Float64[np.ndarray, " Q"],
+    parts: Sequence[Part],
+    k: int,
+    kept: Sequence[Bool[np.ndarray, " n"]] | None = None,
 ) -> tuple[Float32[np.ndarray, "Q k"], Int64[np.ndarray, "Q k"]]:
     """The exact min(k, n) best of all parts; working memory is bounded whatever n is.
 
@@ -187,29 +232,37 @@ def top_k(
         slack: From :func:`as_queries`, for a norm that no vector exceeds.
         parts: The vectors.
         k: At least 1.
+        kept: For each part which of its vectors count; all when left out.
     """
-    k = min(k, sum(len(part.ids) for part in parts))
+    k = min(k, sum(len(part.ids) for part in parts) if kept is None else int(sum(np.count_nonzero(x) for x in kept)))
     scores = np.empty((len(queries), k), dtype=np.float32)
     ids = np.empty((len(queries), k), dtype=np.int64)
     if k:
         for start in range(0, len(queries), _QUERIES_AT_ONCE):
             rows = slice(start, start + _QUERIES_AT_ONCE)
-            found = _top_k_of_chunk(queries[rows], slack[rows], parts, k)
+            found = _top_k_of_chunk(queries[rows], slack[rows], parts, k, kept)
             for offset, (row_scores, row_ids) in enumerate(found):
                 scores[start + offset], ids[start + offset] = row_scores, row_ids
     return scores, ids
 
 
 def _top_k_of_chunk(
-    queries: Float32[np.ndarray, "q D"], slack: Float64[np.ndarray, " q"], parts: Sequence[Part], k: int
+    queries: Float32[np.ndarray, "q D"],
+    slack: Float64[np.ndarray, " q"],
+    parts: Sequence[Part],
+    k: int,
+    kept: Sequence[Bool[np.ndarray, " n"]] | None,
 ) -> list[tuple[Float32[np.ndarray, " k"], Int64[np.ndarray, " k"]]]:
     """Results of a few queries, in one pass over the vectors."""
     found = [(np.empty(0, np.float32), np.empty(0, np.int64)) for _ in queries]
     floor = np.full(len(queries), -np.inf)  # score of the k-th best so far
     rows = max(1, _SCORES_AT_ONCE // max(len(queries), queries.shape[1]))
-    for part in parts:
+    for number, part in enumerate(parts):
         for start in range(0, len(part.ids), rows):
-            block = np.asarray(part.vectors[start : start + rows], dtype=np.float32)
+            keep = None if kept is None else kept[number][start : start + rows]
+            block, block_ids = _block(part, start, rows, keep)
+            if not len(block):
+                continue
             scores = queries @ block.T
             cut = floor
             if len(block) > k:
@@ -219,8 +272,18 @@ def _top_k_of_chunk(
                 at = np.flatnonzero(above[row])
                 again = inner_products(queries[row], block[at])
                 found[row] = best(
-                    np.concatenate([found[row][0], again]), np.concatenate([found[row][1], part.ids[start + at]]), k
+                    np.concatenate([found[row][0], again]), np.concatenate([found[row][1], block_ids[at]]), k
                 )
                 if len(found[row][0]) == k:
                     floor[row] = found[row][0][-1]
     return found
+
+
+def _block(
+    part: Part, start: int, rows: int, keep: Bool[np.ndarray, " m"] | None
+) -> tuple[Float32[np.ndarray, "n D"], Int64[np.ndarray, " n"]]:
+    """Some of a part's vectors that count, with their ids; those that do not count are not even read."""
+    vectors, ids = part.vectors[start : start + rows], part.ids[start : start + rows]
+    if keep is not None and not keep.all():
+        vectors, ids = vectors[keep], ids[keep]
+    return np.asarray(vectors, dtype=np.float32), ids

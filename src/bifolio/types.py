@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Metadata = Mapping[str, "str | int | float | bool"]
+Metadata = Mapping[str, "str | int | float | bool | tuple[str, ...]"]
+"""Of a document; a tuple has several values of one key."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,15 +74,30 @@ def compact(catalogue: Catalogue, keep: int, on_progress: OnProgress) -> Compact
 
     Whoever has the collection open goes on with what is open: the catalogue's old state stays readable for them, and
     vectors that they have mapped stay on the disk until they let them go.
+
+    Raises:
+        CollectionDamagedError: vectors are not as they were written; everything is as it was.
     """
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
         raise UsageError(f"keep {keep!r}: expected a whole number from 1 on")
     folder, before = catalogue.path.parent, size_of(catalogue.path.parent)
     drop_leftovers(catalogue)
+    dropped, passages = reduce(catalogue, keep, on_progress)
+    derive(catalogue, on_progress)
+    drop_leftovers(catalogue)
+    return Compaction(dropped, passages, before, size_of(folder))
+
+
+def reduce(catalogue: Catalogue, keep_newest: int, on_progress: OnProgress) -> tuple[tuple[int, ...], int]:
+    """Leave only the live generation, those with a tag and some of the newest, with their vectors.
+
+    Returns:
+        The numbers of the generations that are gone, and how many passages went with them.
+    """
     meta = catalogue.meta()
     everything = [number for (number,) in catalogue.query("SELECT id FROM generations ORDER BY id DESC")]
     tagged = {number for (number,) in catalogue.query("SELECT generation FROM tags")}
-    kept = sorted({history.live(catalogue), *tagged, *everything[:keep]})
+    kept = sorted({history.live(catalogue), *tagged, *everything[:keep_newest]})
     dropped = tuple(sorted(set(everything) - set(kept)))
     passages = int(catalogue.scalar("SELECT count(*) FROM passages"))
     with catalogue.writing():
@@ -92,24 +107,29 @@ def compact(catalogue: Catalogue, keep: int, on_progress: OnProgress) -> Compact
             _rewrite_vectors(catalogue, encoder, meta["precision"], on_progress)
         catalogue.set_meta({"dense": {}, "lexical": {}, "compactions": int(meta.get("compactions", 0)) + 1})
         history.record(catalogue, "compact", history.live(catalogue), f"{len(dropped)} generations dropped")
+    return dropped, passages
+
+
+def derive(catalogue: Catalogue, on_progress: OnProgress) -> None:
+    """Make all indexes."""
     for (encoder,) in catalogue.query("SELECT DISTINCT encoder FROM generations"):
         catch_up(catalogue, encoder, on_progress)
-    drop_leftovers(catalogue)
-    catalogue.shrink()
-    return Compaction(dropped, passages, before, size_of(folder))
 
 
 def _forget(catalogue: Catalogue, kept: Sequence[int]) -> None:
-    """Leave only the kept generations, and what is part of one of them."""
+    """Leave only the kept generations, and what is part of one of them.
+
+    Numbers are never given again: the newest number is remembered where its generation goes.
+    """
     marks = ",".join(map(str, kept))
-    last = history.newest(catalogue)
+    catalogue.set_meta({"last": history.newest(catalogue)})
     catalogue.change(f"DELETE FROM generations WHERE id NOT IN ({marks})")
     alive = " OR ".join(f"(born <= {g} AND (died IS NULL OR died > {g}))" for g in kept)
-    # What lives on behind the newest generation is still part of what a new one is made from.
-    catalogue.change(f"DELETE FROM lives WHERE NOT ({alive}) AND died IS NOT NULL")
+    catalogue.change(f"DELETE FROM lives WHERE NOT ({alive})")
     catalogue.change("DELETE FROM files WHERE id NOT IN (SELECT file FROM lives)")
-    catalogue.change("DELETE FROM encoders WHERE id NOT IN (SELECT encoder FROM generations)")
-    assert history.newest(catalogue) <= last
+    unused = "NOT IN (SELECT encoder FROM generations)"
+    catalogue.change(f"DELETE FROM blocks WHERE encoder {unused}")
+    catalogue.change(f"DELETE FROM encoders WHERE id {unused}")
 
 
 def _rewrite_vectors(catalogue: Catalogue, encoder: int, precision: Any, on_progress: OnProgress) -> None:
@@ -138,8 +158,8 @@ def _rewrite_vectors(catalogue: Catalogue, encoder: int, precision: Any, on_prog
 # ---- verifying ----
 
 
-def verify(catalogue: Catalogue, on_progress: OnProgress) -> list[str]:
-    """Compare everything with its checksums; what is damaged and what to do, a sentence each."""
+def verify(catalogue: Catalogue, on_progress: OnProgress, *, indexes: bool = True) -> list[str]:
+    """Compare everything with its checksums, with the indexes or without; what is damaged, a sentence each."""
     found = [f"{catalogue.path}: {what}. {_RESTORE}" for what in _integrity(catalogue)]
     if found:  # what it says of the rest cannot be trusted
         return found
@@ -150,7 +170,7 @@ def verify(catalogue: Catalogue, on_progress: OnProgress) -> list[str]:
             dimension = int(encoder_spec(catalogue, encoder)["dimension"])
             complaints = vector_files.verify(folder / "vectors", catalogue.blocks(encoder), dimension)
             found += [f"{complaint}. {_RESTORE}" for complaint in complaints]
-        found += [f"{what}. {_AGAIN}" for what in _indexes(catalogue)]
+        found += [f"{what}. {_AGAIN}" for what in (_indexes(catalogue) if indexes else ())]
     except BifolioError as error:
         found.append(f"{error}")
     except (ValueError, TypeError, KeyError, LookupError) as error:
@@ -222,9 +242,13 @@ def stats(catalogue: Catalogue, snapshot: Snapshot) -> dict[str, Any]:
         "documents": documents,
         "passages": passages,
         "passages_of_old_generations": stored - passages,
-        "encoder": {"model": encoder["model"], "fingerprint": encoder["fingerprint"], "dimension": encoder["dimension"]},
+        "encoder": {
+            "model": encoder["model"],
+            "fingerprint": encoder["fingerprint"],
+            "dimension": encoder["dimension"],
+        },
         "precision": meta["precision"],
-        "index": {"asked": meta["index"], **{k: v for k, v in entry.items() if k not in ("file", "sha256", "block")}},
+        "index": {"asked": meta["index"], **{k: entry[k] for k in entry if k not in ("file", "sha256", "block")}},
         "lexical": {"rows": int(meta["next_row"]) if meta.get("lexical") else 0},
         "bytes": {**sizes, "all": sum(sizes.values()), "per_passage": round(sum(sizes.values()) / max(1, stored))},
         "split": json.loads(json.dumps(meta.get("settings", {}).get("split", {}))),

@@ -66,5 +66,3 @@ def _holder(folder: Path) -> str:
         return f" ({facts['action']}, process {facts['pid']}{where}, since {facts['since']})"
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-
-

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 
 from bifolio.errors import CollectionDamagedError, UsageError
 from bifolio.indexes.replacing import replacing
-from bifolio.topk import Part, UsedIds, as_ids, as_queries, as_vectors, largest_norm, top_k
+from bifolio.topk import Letting, Part, UsedIds, as_ids, as_queries, as_vectors, largest_norm, top_k
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -47,18 +47,24 @@ class ExactIndex:
         self.dimension = dimension
         self._parts: list[Part] = []  # grows at its end only: a running search has its own tuple of them
         self._used = UsedIds()
+        self._letting = Letting()
         self._count = 0
         self._adding = threading.Lock()
 
-    def add(self, vectors: Float[np.ndarray, "N D"], ids: Int64[np.ndarray, " N"]) -> None:
+    def add(
+        self, vectors: Float[np.ndarray, "N D"], ids: Int64[np.ndarray, " N"], *, norm: float | None = None
+    ) -> None:
         """Add vectors under unused ids >= 0.
+
+        Who knows the largest ``norm`` of them, and that all are finite, says so: then they are not read now.
 
         Raises:
             UsageError: a wrong shape or type, a value that is not finite, an id that is negative or in use. Nothing
                 has been added then.
         """
         array = as_vectors(vectors, self.dimension, "vectors")
-        norm = largest_norm(array, "vectors")
+        if norm is None:
+            norm = largest_norm(array, "vectors")
         with self._adding:
             part = Part(array, as_ids(ids, len(array), self._used), norm)
             if len(part.ids):
@@ -67,16 +73,19 @@ class ExactIndex:
                 self._count += len(part.ids)
 
     def search(
-        self, queries: Float[np.ndarray, "Q D"], k: int
+        self, queries: Float[np.ndarray, "Q D"], k: int, allowed: Bool[np.ndarray, " R"] | None = None
     ) -> tuple[Float32[np.ndarray, "Q k"], Int64[np.ndarray, "Q k"]]:
-        """Scores and ids of the min(k, len(self)) best, best first, ties by smaller id.
+        """Scores and ids of the best, best first, ties by smaller id: as many as there are, up to k.
+
+        With ``allowed`` only of those whose id i is below its length and has ``allowed[i]``; do not change it later.
 
         Raises:
             UsageError: k < 1, a wrong shape or type, or a value that is not finite.
         """
         parts = tuple(self._parts)
         array, slack = as_queries(queries, self.dimension, k, max((part.norm for part in parts), default=0.0))
-        return top_k(array, slack, parts, k)
+        kept, _ = self._letting.through(parts, allowed)
+        return top_k(array, slack, parts, k, kept)
 
     def save(self, path: Path) -> None:
         """Write header, ids and vectors to one file, which takes its place only when it is complete.

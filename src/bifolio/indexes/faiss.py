@@ -18,11 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Int64
 
 from bifolio.errors import CollectionDamagedError, MissingExtraError, UsageError
 from bifolio.indexes.replacing import replacing
-from bifolio.topk import Part, UsedIds, as_ids, as_queries, as_vectors, best, inner_products, largest_norm, top_k
+from bifolio.topk import (
+    Letting,
+    Part,
+    UsedIds,
+    as_ids,
+    as_queries,
+    as_vectors,
+    best,
+    inner_products,
+    largest_norm,
+    top_k,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,6 +41,7 @@ if TYPE_CHECKING:
 _EF_CONSTRUCTION = 200
 _EF_SEARCH = 256
 _DEFAULT_M = 32
+_FEW = 0.1  # of the vectors: among so few allowed ones a graph loses its way, and looking at all of them is quicker
 _SPARE = 16  # candidates beyond k: enough that ordinary near-ties at the cut are decided without the exact search
 
 
@@ -45,6 +57,10 @@ def _faiss() -> Any:
             return importlib.import_module("faiss")
         except ImportError as error:
             raise MissingExtraError("faiss-cpu", "faiss", "the faiss index") from error
+
+
+def _nothing(dimension: int) -> Part:
+    return Part(np.empty((0, dimension), np.float32), np.empty(0, np.int64), 0.0)
 
 
 class FaissIndex:
@@ -82,6 +98,7 @@ class FaissIndex:
         self._inner = inner  # the map does not keep alive an inner index that was made here
         self._graph = graph
         self._used = UsedIds()
+        self._letting = Letting()
         self._norm = 0.0
         self._adding = threading.Lock()
 
@@ -102,51 +119,60 @@ class FaissIndex:
                 self._norm = max(self._norm, norm)
 
     def search(
-        self, queries: Float[np.ndarray, "Q D"], k: int
+        self, queries: Float[np.ndarray, "Q D"], k: int, allowed: Bool[np.ndarray, " R"] | None = None
     ) -> tuple[Float32[np.ndarray, "Q k"], Int64[np.ndarray, "Q k"]]:
-        """Scores and ids of the min(k, len(self)) best, best first, ties by smaller id.
+        """Scores and ids of the best, best first, ties by smaller id: as many as there are, up to k.
+
+        With ``allowed`` only of those whose id i is below its length and has ``allowed[i]``; do not change it later.
 
         Raises:
             UsageError: k < 1, a wrong shape or type, or a value that is not finite.
         """
         array, slack = as_queries(queries, self.dimension, k, self._norm)
-        count = len(self)
+        part = Part(self._vectors(), self._ids(), self._norm) if len(self) else _nothing(self.dimension)
+        kept, count = self._letting.through((part,), allowed)
         k = min(k, count)
         scores = np.empty((len(array), k), dtype=np.float32)
         ids = np.empty((len(array), k), dtype=np.int64)
         if not k or not len(array):
             return scores, ids
-        part = Part(self._vectors(), self._ids(), self._norm)
-        if self._graph and count <= _EF_SEARCH:  # the graph would visit every vector anyway
-            return top_k(array, slack, (part,), k)
-        proposed, positions = self._candidates(array, min(k + _SPARE, count))
+        if (self._graph and count <= _EF_SEARCH) or count < _FEW * len(self):  # it would visit every vector anyway
+            return top_k(array, slack, (part,), k, kept)
+        proposed, positions = self._candidates(array, min(k + _SPARE, count), None if kept is None else kept[0])
         unsettled = []
         for row, (found, at) in enumerate(zip(proposed, positions, strict=True)):
             at = at[at >= 0]
             again = inner_products(array[row], part.vectors[at])
             if len(at) < k or (
-                not self._graph and not self._settled(again, float(found[len(at) - 1]), k, float(slack[row]))
+                not self._graph
+                and not self._settled(again, float(found[len(at) - 1]), k, float(slack[row]), len(at) == count)
             ):
                 unsettled.append(row)
             else:
                 scores[row], ids[row] = best(again, part.ids[at], k)
         if unsettled:
-            scores[unsettled], ids[unsettled] = top_k(array[unsettled], slack[unsettled], (part,), k)
+            scores[unsettled], ids[unsettled] = top_k(array[unsettled], slack[unsettled], (part,), k, kept)
         return scores, ids
 
-    def _settled(self, scores: Float32[np.ndarray, " n"], last: float, k: int, slack: float) -> bool:
+    @staticmethod
+    def _settled(scores: Float32[np.ndarray, " n"], last: float, k: int, slack: float, all_of_them: bool) -> bool:
         """Whether no vector beyond the candidates, the worst of which scored ``last``, can reach the k best."""
-        return len(scores) == len(self) or float(np.partition(scores, -k)[-k]) - last > slack
+        return all_of_them or float(np.partition(scores, -k)[-k]) - last > slack
 
     def _candidates(
-        self, queries: Float32[np.ndarray, "Q D"], count: int
+        self, queries: Float32[np.ndarray, "Q D"], count: int, keep: Bool[np.ndarray, " n"] | None
     ) -> tuple[Float32[np.ndarray, "Q n"], Int64[np.ndarray, "Q n"]]:
-        """What FAISS proposes: scores and positions, -1 where it found nothing."""
-        if not self._graph:
-            found: tuple[Any, Any] = self._inner.search(queries, count)
-            return found
-        width = _faiss().SearchParametersHNSW(efSearch=max(_EF_SEARCH, 2 * count))
-        found = self._inner.search(queries, count, params=width)
+        """What FAISS proposes among those to keep: scores and positions, -1 where it found nothing."""
+        faiss = _faiss()
+        options: dict[str, Any] = {}
+        if keep is not None:
+            bits = np.packbits(keep, bitorder="little")
+            options["sel"] = faiss.IDSelectorBitmap(len(keep), faiss.swig_ptr(bits))
+        if self._graph:
+            params = faiss.SearchParametersHNSW(efSearch=max(_EF_SEARCH, 2 * count), **options)
+        else:
+            params = faiss.SearchParameters(**options) if options else None
+        found: tuple[Any, Any] = self._inner.search(queries, count, params=params)
         return found
 
     def _vectors(self) -> Float32[np.ndarray, "n D"]:

@@ -13,6 +13,7 @@ from markdown_it.token import Token
 
 from bifolio.corpus.charset import decode
 from bifolio.corpus.cleaning import clean
+from bifolio.errors import DocumentError
 from bifolio.types import Document, Heading
 
 _FRONT_MATTER = re.compile(r"---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
@@ -47,17 +48,26 @@ def read_markdown(data: bytes) -> Document:
     )
 
 
-def _split_front_matter(text: str) -> tuple[str, dict[str, str | int | float | bool]]:
-    """The text with as many empty lines in place of YAML front matter, and the plain scalars in it."""
+_Value = str | int | float | bool | tuple[str, ...]
+
+
+def _split_front_matter(text: str) -> tuple[str, dict[str, _Value]]:
+    """The text with as many empty lines in place of YAML front matter, and the plain values and lists in it.
+
+    Raises:
+        DocumentError: access labels are there and cannot be read: then nobody may see the document by mistake.
+    """
     match = _FRONT_MATTER.match(text)
     entries = _entries(match[1].split("\n")[:-1]) if match else None
     if match is None or entries is None:
         return text, {}
-    metadata: dict[str, str | int | float | bool] = {}
+    metadata: dict[str, _Value] = {}
     for key, lines in entries:
-        value = _value(lines)
+        value = _list(lines) or _value(lines)
         if value is not None:
             metadata[key] = value
+        elif key == "access":
+            raise DocumentError("access in its front matter cannot be read; expected a label, or a list of labels")
     return "\n" * match[0].count("\n") + text[match.end() :], metadata
 
 
@@ -86,6 +96,22 @@ def _goes_on(value: str, line: str) -> bool:
     if line.startswith("- ") or line == "-":
         return not value
     return line[0] in " \t#" or (line[0] in "]}" and value[:1] in {"[", "{"})
+
+
+def _list(lines: Sequence[str]) -> tuple[str, ...] | None:
+    """The plain elements of a list, in brackets or one a line; None for what is no such list."""
+    first, rest = lines[0], [line.strip() for line in lines[1:] if line.strip()]
+    whole = _COMMENT.sub("", " ".join([first, *rest])).strip()
+    if whole.startswith("[") and whole.endswith("]") and not set(whole[1:-1]) & set("[]{}"):
+        parts = [part.strip() for part in whole[1:-1].split(",")]
+    elif not first and rest and all(line.startswith("- ") for line in rest):
+        parts = [line[2:].strip() for line in rest]
+    else:
+        return None
+    values = [_scalar(part) for part in parts if part]
+    if any(value is None for value in values):
+        return None
+    return tuple(str(value).lower() if isinstance(value, bool) else str(value) for value in values) or None
 
 
 def _value(lines: Sequence[str]) -> str | int | float | bool | None:

@@ -252,14 +252,22 @@ def _parse(line: str, number: int) -> dict[str, object]:
     return record
 
 
-def _scalars(values: dict[str, object]) -> dict[str, str | int | float | bool]:
-    """The values that metadata can hold: neither null nor nested, nor NaN, which JSON has no word for."""
-    found: dict[str, str | int | float | bool] = {}
+def _scalars(values: dict[str, object]) -> dict[str, str | int | float | bool | tuple[str, ...]]:
+    """The values that metadata can hold: neither null nor nested, nor NaN, which JSON has no word for.
+
+    Raises:
+        DocumentError: access labels are there and cannot be read: then nobody may see the record by mistake.
+    """
+    found: dict[str, str | int | float | bool | tuple[str, ...]] = {}
     for key, value in values.items():
         if isinstance(value, str):
             found[key] = clean(value)
         elif isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
             found[key] = value
+        elif isinstance(value, list) and value and all(isinstance(one, str) for one in value):
+            found[key] = tuple(clean(one) for one in value)
+        elif key == "access":
+            raise DocumentError(f"access is {value!r}; expected a label, or a list of labels")
     return found
 
 

@@ -1,0 +1,5 @@
+"""``python -m bifolio.cli``."""
+
+from bifolio.cli import main
+
+main()

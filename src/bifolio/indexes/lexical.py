@@ -1,0 +1,288 @@
+"""BM25 over the words of passages, by tantivy (k1 = 1.2, b = 0.75; lengths are rounded to one byte there).
+
+The text is cut into words here (:mod:`bifolio.indexes.words`) and no query is ever parsed, so any text is a legal
+question. How rare a word is, and how long passages are, is counted over all passages of the index, also over those that
+``allowed`` leaves out: they can shift scores a little, and never appear.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tantivy
+from jaxtyping import Bool, Float32, Int64
+
+from bifolio.errors import CollectionDamagedError, UsageError
+from bifolio.indexes.replacing import replacing
+from bifolio.indexes.words import words
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_HEAP = 64 << 20  # bytes that the writer holds before it writes a part
+_ANALYZER = "words"
+_MOST_WORDS = 64  # of a question, the rarest
+_LONGEST = 100_000  # characters of a question that are looked at
+_SPARE = 16  # results beyond k: enough that ties at the cut are ordinarily decided at once
+_FEW = 0.02  # of the passages, or
+_FEW_ROWS = 2000  # passages: so few are looked for by their rows
+_SUMS = "bifolio-checksums.json"
+
+
+def _analyzer() -> Any:
+    """Words, which are between spaces by now, to their stems.
+
+    The stems are English: on wikiqa they are worth .03 of R@1. Other languages lose little by them, for passages and
+    questions lose the same endings, and scripts other than Latin lose nothing.
+    """
+    return tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).filter(tantivy.Filter.stemmer("english")).build()
+
+
+def _schema() -> Any:
+    builder = tantivy.SchemaBuilder()
+    builder.add_unsigned_field("row", indexed=True, fast=True)
+    builder.add_text_field("text", tokenizer_name=_ANALYZER, index_option="freq")
+    return builder.build()
+
+
+@contextmanager
+def _complaints(folder: Path | None) -> Iterator[None]:
+    """Turn tantivy's complaints about files into ours."""
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError) as error:
+        if isinstance(error, UsageError):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise CollectionDamagedError(f"{folder}: the lexical index cannot be used ({reason})") from error
+
+
+class BM25Index:
+    """An inverted index in a folder, or in memory. Searches may run in any number of threads.
+
+    Readers keep the state that they opened, in any number of processes; one process at a time may write.
+    """
+
+    def __init__(self, index: Any, folder: Path | None, *, write: bool) -> None:
+        """Use :meth:`create` or :meth:`open`."""
+        self._index = index
+        self._folder = folder
+        self._write = write
+        self._writer: Any = None
+        self._lock = threading.Lock()
+        self._analyzer = _analyzer()
+        index.register_tokenizer(_ANALYZER, _analyzer())
+        index.config_reader("manual")
+        self._schema = index.schema
+        self._look()
+
+    def _look(self) -> None:
+        with _complaints(self._folder):
+            self._index.reload()
+            self._searcher = self._index.searcher()
+
+    @classmethod
+    def create(cls, folder: Path | None) -> Self:
+        """A new, empty index in a folder that is not there yet; None: in memory."""
+        if folder is None:
+            return cls(tantivy.Index(_schema()), None, write=True)
+        folder.mkdir()
+        with _complaints(folder):
+            return cls(tantivy.Index(_schema(), path=str(folder)), folder, write=True)
+
+    @classmethod
+    def open(cls, folder: Path, *, write: bool = False) -> Self:
+        """Open an index at its last commit.
+
+        Raises:
+            CollectionDamagedError: there is none, or it cannot be read.
+        """
+        if not (folder / "meta.json").is_file():
+            raise CollectionDamagedError(f"{folder}: there is no lexical index")
+        with _complaints(folder):
+            return cls(tantivy.Index.open(str(folder)), folder, write=write)
+
+    @property
+    def upto(self) -> int:
+        """One more than the largest row at the last commit; 0 for none. What an index has caught up with."""
+        with _complaints(self._folder):
+            found = self._searcher.search(tantivy.Query.all_query(), 1, count=False, order_by_field="row").hits
+            return int(found[0][0]) + 1 if found else 0
+
+    def __len__(self) -> int:
+        """How many passages there are at the last commit."""
+        return int(self._searcher.num_docs)
+
+    # ---- writing ----
+
+    def _writing(self) -> Any:
+        if not self._write:
+            raise UsageError(f"{self._folder} is open for reading: open it with write=True")
+        if self._writer is None:
+            with _complaints(self._folder):
+                self._writer = self._index.writer(heap_size=_HEAP, num_threads=1)
+        return self._writer
+
+    def add(self, rows: Sequence[int], texts: Sequence[str]) -> None:
+        """Add passages under rows that are not used yet."""
+        writer = self._writing()
+        for row, text in zip(rows, texts, strict=True):
+            document = tantivy.Document()
+            document.add_unsigned("row", int(row))
+            document.add_text("text", " ".join(words(text)))
+            writer.add_document(document)
+
+    def remove(self, rows: Sequence[int]) -> None:
+        """Remove passages; rows that are not there are none."""
+        writer = self._writing()
+        for row in rows:
+            writer.delete_documents_by_term("row", int(row))
+
+    def commit(self) -> None:
+        """Put what was added and removed on the disk; from here on this object finds it."""
+        if self._writer is not None:
+            with _complaints(self._folder):
+                self._writer.commit()
+                self._writer.wait_merging_threads()
+                self._writer = None
+            self._look()
+            if self._folder is not None:
+                _write_sums(self._folder)
+
+    def close(self) -> None:
+        """Give up what was not committed, and the right to write."""
+        if self._writer is not None:
+            with _complaints(self._folder):
+                self._writer.rollback()
+                self._writer.wait_merging_threads()
+            self._writer = None
+
+    # ---- searching ----
+
+    def _query(self, question: str) -> Any:
+        """Any of the words of a question; None if it has none that a passage has."""
+        asked = dict.fromkeys(self._analyzer.analyze(" ".join(words(question[:_LONGEST]))))
+        counts = {word: self._searcher.doc_freq("text", word) for word in asked}
+        known = sorted((word for word, count in counts.items() if count), key=lambda word: counts[word])
+        terms = [tantivy.Query.term_query(self._schema, "text", word, "freq") for word in known[:_MOST_WORDS]]
+        if not terms:
+            return None
+        return tantivy.Query.boolean_query([(tantivy.Occur.Should, term) for term in terms])
+
+    def _among(self, query: Any, rows: Sequence[int]) -> Any:
+        """What a query finds among some rows, with the same scores."""
+        mine = tantivy.Query.term_set_query(self._schema, "row", list(rows))
+        free = tantivy.Query.const_score_query(mine, 0.0)
+        return tantivy.Query.boolean_query([(tantivy.Occur.Must, query), (tantivy.Occur.Must, free)])
+
+    def _found(self, query: Any, limit: int) -> tuple[Float32[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        with _complaints(self._folder):
+            hits = self._searcher.search(query, limit, count=False).hits
+            rows = self._searcher.fast_field_values("row", [address for _, address in hits]) if hits else []
+        return np.array([score for score, _ in hits], dtype=np.float32), np.array(rows, dtype=np.int64)
+
+    def search(
+        self, question: str, k: int, allowed: Bool[np.ndarray, " R"] | None = None
+    ) -> tuple[Float32[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """Scores and rows of the best passages that have a word of the question, best first, ties by smaller row.
+
+        Args:
+            question: Any text.
+            k: How many at most; fewer only if no more allowed passages have a word of it.
+            allowed: Row r may be returned if ``r < len(allowed)`` and ``allowed[r]``; all when left out.
+
+        Raises:
+            UsageError: k is below 1.
+        """
+        if k < 1:
+            raise UsageError(f"k is {k}; expected at least 1")
+        query, count = self._query(question), len(self)
+        if query is None or (allowed is not None and not allowed.any()):
+            return np.empty(0, np.float32), np.empty(0, np.int64)
+        few = 0 if allowed is None else int(np.count_nonzero(allowed))
+        if allowed is not None and (few <= _FEW_ROWS or few <= _FEW * count):
+            query = self._among(query, np.flatnonzero(allowed).tolist())
+        limit = k + _SPARE
+        while True:
+            scores, rows = self._found(query, limit)
+            exhausted = len(rows) < limit
+            if allowed is not None:
+                keep = rows < len(allowed)
+                keep[keep] = allowed[rows[keep]]
+                last = scores[-1] if len(scores) else 0.0
+                scores, rows = scores[keep], rows[keep]
+            else:
+                last = scores[-1] if len(scores) else 0.0
+            if exhausted or (len(rows) >= k and scores[k - 1] > last):
+                order = np.lexsort((rows, -scores))[:k]
+                return scores[order], rows[order]
+            limit = min(4 * limit, count + 1)
+
+    def score(self, question: str, rows: Sequence[int]) -> Float32[np.ndarray, " n"]:
+        """BM25 of given rows, 0 where no word matches."""
+        query = self._query(question)
+        scores = np.zeros(len(rows), dtype=np.float32)
+        if query is None or not len(rows):
+            return scores
+        found, where = self._found(self._among(query, list(rows)), len(rows))
+        known = dict(zip(where.tolist(), found.tolist(), strict=True))
+        return np.array([known.get(int(row), 0.0) for row in rows], dtype=np.float32)
+
+    # ---- checking ----
+
+    @staticmethod
+    def check(folder: Path) -> list[str]:
+        """Compare the files with their checksums; what is wrong, a sentence each.
+
+        Raises:
+            CollectionDamagedError: there is no index.
+        """
+        BM25Index.open(folder)
+        try:
+            sums = json.loads((folder / _SUMS).read_text(encoding="utf-8"))
+            known = dict(sums["files"])
+            if sums["sum"] != _sum_of(known):
+                return [f"{folder / _SUMS} is not as it was written"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return [f"{folder / _SUMS} is missing or damaged"]
+        found = [f"{folder / name} is missing" for name in known if not (folder / name).is_file()]
+        return found + [
+            f"{folder / name} is not as it was written"
+            for name, digest in known.items()
+            if (folder / name).is_file() and _sha256(folder / name) != digest
+        ]
+
+
+def _sum_of(known: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def _write_sums(folder: Path) -> None:
+    """Checksums of the files of the index; those of files that were there before are not computed again."""
+    try:
+        before = dict(json.loads((folder / _SUMS).read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        before = {}
+    known = {}
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.name == _SUMS:
+            continue
+        same = before.get(path.name) if path.suffix != ".json" else None
+        known[path.name] = same or _sha256(path)
+    with replacing(folder / _SUMS) as temporary:
+        temporary.write_text(json.dumps({"files": known, "sum": _sum_of(known)}), encoding="utf-8")
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+    return digest.hexdigest()
