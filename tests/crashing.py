@@ -146,7 +146,7 @@ def child(folder, action, until):
     calls = count_calls(until, lambda: os.kill(os.getpid(), signal.SIGKILL))
     encoded = act(Path(folder), action)
     sys.setprofile(None)
-    print(json.dumps({"calls": calls(), "encoded": encoded}))
+    sys.stdout.write(json.dumps({"calls": calls(), "encoded": encoded}))
 
 
 def writer(folder, action, until=0):
@@ -214,8 +214,10 @@ def main():
             action = ACTIONS[point % len(ACTIONS)]
             outcome = made[action].kill_at(drawn.randint(1, made[action].calls - 1))
             outcomes[action][outcome] += 1
-            print(f"\r{point + 1} of {options.points}", end="", file=sys.stderr, flush=True)
-        print(json.dumps({"points": options.points, "seed": options.seed, "failures": 0, "actions": outcomes}))
+            sys.stderr.write(f"\r{point + 1} of {options.points}")
+        sys.stdout.write(
+            json.dumps({"points": options.points, "seed": options.seed, "failures": 0, "actions": outcomes}) + "\n"
+        )
 
 
 if __name__ == "__main__":

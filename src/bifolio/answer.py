@@ -270,6 +270,7 @@ def hit_facts(hit: Hit) -> dict[str, Any]:
         "text": passage.text,
         "score": hit.score,
         "log_prior": finite(hit.log_prior),
+        "duplicates": [{"id": p.id, "source": p.source, "place": p.place} for p in hit.duplicates],
     }
 
 

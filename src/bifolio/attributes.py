@@ -34,7 +34,8 @@ def rows(metadata: Mapping[str, Any]) -> list[tuple[str, str, float | None]]:
     found: dict[tuple[str, str, float | None], None] = {}
     for key, value in metadata.items():
         for one in value if isinstance(value, tuple | list) else (value,):
-            found[(key, *as_row(one))] = None
+            text, number = as_row(one)
+            found[key, text, number] = None
     return list(found)
 
 
@@ -67,7 +68,7 @@ class SqlStore:
                 marks = ",".join("?" * len(part))
                 numbers += self._query(f"{found} AND text IN ({marks})", [key, *part])
             return _numbers(sorted(set(numbers)))
-        conditions = []
+        conditions: list[tuple[str, Any]] = []
         if number is not None:
             conditions.append((f"number IS NOT NULL AND number {operator} ?", number))
         if number is None or operator in ("=", "!="):

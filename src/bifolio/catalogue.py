@@ -20,7 +20,7 @@ from typing import Any
 
 from bifolio import attributes, catalogue_file
 from bifolio.catalogue_file import complaints
-from bifolio.errors import CollectionMissingError
+from bifolio.errors import CollectionMissingError, CollectionVersionError
 from bifolio.seals import canonical
 from bifolio.types import Document, Passage, Span
 
@@ -124,11 +124,16 @@ class Catalogue:
             raise CollectionMissingError(
                 f"no collection at {path.parent}. Build one with: bifolio ingest PATH... -c {path.parent}"
             )
-        if catalogue_file.version(path) == 1:
+        try:
+            connection = catalogue_file.connect(path)
+        except CollectionVersionError:
+            if catalogue_file.version(path) != 1:
+                raise
             from bifolio.migration import migrate
 
             migrate(path)
-        catalogue = cls(path, catalogue_file.connect(path))
+            connection = catalogue_file.connect(path)
+        catalogue = cls(path, connection)
         try:
             catalogue.pin()
         except BaseException:

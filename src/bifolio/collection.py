@@ -507,7 +507,7 @@ class Collection:
     def split(self, words: int | None = None, mode: str | None = None) -> SplitOptions:
         """How this collection splits documents, with what is given in place of it."""
         has = settings(self._now.catalogue)["split"]
-        return SplitOptions(words=words or has["words"], mode=mode or has["mode"])
+        return SplitOptions(words=words or has["words"], mode=mode or has["mode"])  # type: ignore[arg-type]
 
     def _everything(self) -> Catalogue:
         """The catalogue as it is now, for those who may see everything."""

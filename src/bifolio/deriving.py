@@ -151,9 +151,14 @@ def _catch_up_dense(catalogue: Catalogue, encoder: int, anew: bool) -> list[str]
     name = f"dense-{secrets.token_hex(6)}.index"
     index.save(folder / "index" / name)
     facts = {
-        "index": wanted, "reason": reason, "file": name, "sha256": sha256_of(folder / "index" / name),
-        "count": len(index), "block": max(block.id for block in blocks), "recall": measured_recall(index, vectors.of, _all_rows(blocks)),
-    }  # fmt: skip
+        "index": wanted,
+        "reason": reason,
+        "file": name,
+        "sha256": sha256_of(folder / "index" / name),
+        "count": len(index),
+        "block": max(block.id for block in blocks),
+        "recall": measured_recall(index, vectors.of, _all_rows(blocks)),
+    }
     _name(catalogue, encoder, facts)
     return _told(entry, wanted, f"{reason}; recall@10 against exact search {facts['recall']:.3f}")
 

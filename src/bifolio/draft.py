@@ -62,7 +62,7 @@ class Draft:
     def holder(self, passage_id: str, file: int, path: str) -> str:
         """The place of the passage that has an id already; else "".
 
-        ``file``, a new version of the file of ``path``, may have it but once; what it takes the place of does not count.
+        ``file``, a new version of the file of ``path``, may have it but once; the version before it does not count.
         """
         query = """
         SELECT f.id, f.path, p.place FROM passages p JOIN documents d ON d.id = p.document JOIN files f ON f.id = d.file

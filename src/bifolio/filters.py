@@ -151,10 +151,11 @@ def _holds(comparison: Comparison, text: str, number: float | None) -> bool:
         mine, other = number, comparison.number
     elif comparison.number is not None and operator not in ("=", "!="):
         return False  # a text is neither less nor more than a number
-    return {
+    holds: dict[str, bool] = {
         "=": mine == other, "!=": mine != other, "<": mine < other, "<=": mine <= other, ">": mine > other,
         ">=": mine >= other,
-    }[operator]  # fmt: skip
+    }  # fmt: skip
+    return holds[operator]
 
 
 def glob(pattern: str) -> re.Pattern[str]:

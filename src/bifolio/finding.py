@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bifolio.errors import UsageError
+from bifolio.fitting import Prior
 from bifolio.options import AskOptions
 from bifolio.own_passages import own_passages
 from bifolio.protocols import Reading
-from bifolio.retriever import PassageStore, Prior, Retrieval, Retriever, check_question
+from bifolio.retriever import PassageStore, Retrieval, Retriever, check_question
 from bifolio.types import Hit, Passage
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ class Found:
 
     Attributes:
         question: As asked.
-        retrieval: Its passages.
-        prior: How their scores become log pi.
+        retrieval: Its passages, and how their scores become log pi.
         no_passage: Whether one more branch reads no passage.
         seconds: What finding them took.
         own: Whether the passages are the caller's.
@@ -35,14 +35,13 @@ class Found:
 
     question: str
     retrieval: Retrieval
-    prior: Prior
     no_passage: bool
     seconds: float
     own: bool = False
 
     def log_prior(self) -> Tensor:
         """Log pi_z, (K,), with the no-passage branch at its end."""
-        return self.prior.log_prior([hit.score for hit in self.retrieval.hits], no_passage=self.no_passage)
+        return self.retrieval.log_prior(no_passage=self.no_passage)
 
     def reading(self, chosen: AskOptions) -> Reading:
         """What the generator is to read."""
@@ -58,7 +57,7 @@ class Finder:
         self.retriever = None if store is None else Retriever(store)
         self._no_passage = no_passage
 
-    def retrieved(self, questions: Sequence[str], k: int) -> list[Found]:
+    def retrieved(self, questions: Sequence[str], chosen: AskOptions) -> list[Found]:
         """Passages of the collection for each question, all from one generation.
 
         Raises:
@@ -67,11 +66,13 @@ class Finder:
         started = time.perf_counter()
         if self.retriever is None:
             raise UsageError("there is no collection to retrieve from: give passages=[...], or make a Rag of one")
-        prior = self.retriever.prior
-        no_passage = self._no_passage and prior.no_passage_logit is not None
-        found = self.retriever.retrievals(questions, k)
+        found = self.retriever.found(questions, chosen)
         seconds = (time.perf_counter() - started) / len(questions)
-        return [Found(q, one, prior, no_passage, seconds) for q, one in zip(questions, found, strict=True)]
+        return [Found(q, one, self._reads_none(one), seconds) for q, one in zip(questions, found, strict=True)]
+
+    def _reads_none(self, found: Retrieval) -> bool:
+        """Whether one more branch reads no passage."""
+        return self._no_passage and found.prior.no_passage_logit is not None
 
     def given(self, question: str, passages: Sequence[Passage | Mapping[str, Any]]) -> Found:
         """The caller's passages; see :meth:`bifolio.Rag.ask` for their prior.
@@ -83,11 +84,10 @@ class Finder:
         started = time.perf_counter()
         own, scores = own_passages(passages)
         if scores is None and self.retriever is not None:
-            prior = self.retriever.prior
-            no_passage = self._no_passage and prior.no_passage_logit is not None
             found = self.retriever.given(question, own)
-            return Found(question, found, prior, no_passage, time.perf_counter() - started, own=True)
+            return Found(question, found, self._reads_none(found), time.perf_counter() - started, own=True)
         logits = scores or [0.0] * len(own)
         log_pi = _UNIFORM.log_prior(logits).tolist()
         hits = tuple(Hit(*one) for one in zip(own, logits, log_pi, strict=True))
-        return Found(question, Retrieval(hits, ""), _UNIFORM, False, time.perf_counter() - started, own=True)
+        found = Retrieval(hits, "", tuple(logits), (0.0,) * len(own), _UNIFORM)
+        return Found(question, found, False, time.perf_counter() - started, own=True)

@@ -195,9 +195,10 @@ def files(catalogue: Catalogue, generation: int, labels: Collection[str] | None 
     for one in found:
         documents, rows = shut.get(one.id, (0, 0))
         if documents < one.documents or not documents:
-            left = {"documents": one.documents - documents, "passages": one.passages - rows}
             # What else is known of the file may speak of what is hidden in it.
-            seen.append(replace(one, **left, reason="", hash="", size=0) if documents else one)
+            left, more = one.documents - documents, one.passages - rows
+            cut = replace(one, documents=left, passages=more, reason="", hash="", size=0)
+            seen.append(cut if documents else one)
     return seen
 
 

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 class LogitAnswers:
     """One generator over one collection, or over passages that questions bring along."""
 
-    def __init__(self, generator: LogitGenerator, encoder: Encoder | None, retriever: Retriever | None) -> None:
-        """Encoder and retriever are the collection's; None where there is none."""
+    def __init__(
+        self, generator: LogitGenerator, encoder: Callable[[], Encoder | None], retriever: Retriever | None
+    ) -> None:
+        """``encoder()`` and the retriever are the collection's; None where there is none."""
         self._generator, self._encoder, self._retriever = generator, encoder, retriever
 
     def answers(self, found: Sequence[Found], chosen: AskOptions) -> Iterator[Answer]:
@@ -64,15 +66,21 @@ class LogitAnswers:
         self, found: Found, chosen: AskOptions, decoded: Sequence[Decoded], kept: Sequence[Kept], timings: Timings
     ) -> Answer:
         asked = replace(self._asked(found, chosen), found=len(decoded))
-        told = notes(asked, kept, decoded[0].finished, self._encoder)
+        told = notes(asked, kept, decoded[0].finished, self._encoder_of(found))
         return answer(asked, decoded, kept, self._generator.text, told, timings)
 
     def _asked(self, found: Found, chosen: AskOptions) -> Asked:
         spec = self._generator.spec
-        encoder = "" if self._encoder is None else self._encoder.spec.model
+        used = self._encoder_of(found)
+        encoder = "" if used is None else used.spec.model
         model = {"generator": spec.model, "encoder": encoder, "adapter": spec.adapter}
         hits, generation = found.retrieval.hits, found.retrieval.generation
         return Asked(found.question, chosen, hits, generation, found.no_passage, model, found.own)
+
+    def _encoder_of(self, found: Found) -> Encoder | None:
+        """The encoder of the state that was read; of the collection as it is where none was."""
+        snapshot = found.retrieval.snapshot
+        return self._encoder() if snapshot is None else snapshot.encoder
 
     def _mixture(self, found: Found, chosen: AskOptions, like: Tensor | None = None) -> Mixture:
         """What is decoded, with priors of the type and on the device of ``like`` (scoring moves them itself)."""
@@ -86,13 +94,13 @@ class LogitAnswers:
             log_prior = found.log_prior()
             log_prior = log_prior if like is None else log_prior.to(like)
             return Mixture(constant(log_prior), boundary(chosen.scheme, text), eos, limit)
-        if self._encoder is None:
+        encoder = self._encoder_of(found)
+        if encoder is None:
             raise UsageError("scheme requery needs an encoder: make the Rag of a collection, or take another scheme")
         prior = requery.renewed(
             found.question,
             found.retrieval,
-            self._encoder,
-            found.prior,
+            encoder,
             text,
             no_passage=found.no_passage,
             like=like,
@@ -153,8 +161,14 @@ class LogitAnswers:
         mixtures = [self._mixture(one, chosen) for one in found]
         if scores is None:
             return mean_loss(log_probs, mask, ids, mixtures)
-        log_prior = found[0].prior.differentiable(scores, no_passage=found[0].no_passage)
+        log_prior = _differentiable(found, scores)
         return mean_loss(log_probs, mask, ids, mixtures, log_prior)
+
+
+def _differentiable(found: Sequence[Found], scores: Tensor) -> Tensor:
+    """Log pi of dense scores (B, K) with gradients; what else the passages' logits have is constant."""
+    prior, offsets = found[0].retrieval.prior, [one.retrieval.offsets for one in found]
+    return prior.differentiable(scores, offsets if all(offsets) else (), no_passage=found[0].no_passage)
 
 
 def _answer_text(answer: object) -> str:

@@ -1,4 +1,4 @@
-"""A collection of format 1, where an ingest was one transaction without history, becomes one of format 2 in its place."""
+"""A collection of format 1, which has no history, becomes one of format 2 in its place."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def _carry_files(connection: sqlite3.Connection) -> None:
     """Files, documents and passages, with what was not kept of them before."""
     connection.execute("""
         INSERT INTO files SELECT id, path, source, hash, options, added, status, reason, 0, 0,
-        coalesce((SELECT min(p.row) FROM old_passages p JOIN old_documents d ON d.id = p.document WHERE d.file = f.id), 0),
+        coalesce(
+          (SELECT min(p.row) FROM old_passages p JOIN old_documents d ON d.id = p.document WHERE d.file = f.id), 0),
         (SELECT count(*) FROM old_passages p JOIN old_documents d ON d.id = p.document WHERE d.file = f.id), ''
         FROM old_files f""")
     connection.execute("INSERT INTO lives SELECT id, 1, NULL FROM files")

@@ -8,6 +8,7 @@ from numbers import Integral, Real
 from typing import Annotated, Literal, get_args
 
 from bifolio.errors import UsageError
+from bifolio.retrieval_options import RetrievalOptions
 
 Scheme = Literal["token", "sentence", "sequence", "requery"]
 Decoder = Literal["exact", "thorough", "fast", "concatenated"]
@@ -25,7 +26,7 @@ STYLES: tuple[Style, ...] = get_args(Style)
 """``long``: whole sentences. ``short``: a few words."""
 
 
-_WHOLE = ("k", "beam", "max_tokens", "n_best", "requery_every")
+_WHOLE = ("beam", "max_tokens", "n_best", "requery_every")
 _REAL = ("length_penalty", "diversity", "temperature", "top_p", "cap")
 
 
@@ -34,14 +35,15 @@ class BifolioWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class AskOptions:
-    """How a question is answered. The texts of the fields are the help of the command line.
+class AskOptions(RetrievalOptions):
+    """How a question is answered, with the options of finding passages.
+
+    The texts of the fields are the help of the command line.
 
     Raises:
         UsageError: a value is out of range, or two values contradict each other.
     """
 
-    k: Annotated[int, "Passages to retrieve and read."] = 5
     scheme: Annotated[Scheme, "When the prior over passages is restored."] = "sentence"
     decoder: Annotated[
         Decoder, "exact: one search over the mixture; thorough, fast: one a passage; concatenated: servers only."
@@ -63,6 +65,8 @@ class AskOptions:
     requery_retrieve: Annotated[bool, "Scheme requery: fetch new passages after every sentence instead."] = False
 
     def __post_init__(self) -> None:
+        """Check the values."""
+        self._check_retrieval()
         self._check_ranges()
         for name in _WHOLE:  # numbers of numpy and others become Python's
             object.__setattr__(self, name, int(getattr(self, name)))
@@ -134,6 +138,8 @@ class AskOptions:
             )
 
     def _check_requery(self) -> None:
+        if self.scheme == "requery" and self.mode == "lexical":
+            raise UsageError("scheme requery asks the encoder again, and mode lexical does not ask it: take another")
         if self.scheme != "requery":
             for name, value in (("requery_every", 1), ("requery_retrieve", False)):
                 if getattr(self, name) != value:

@@ -47,7 +47,7 @@ def load_pretrained(
         dtype=dtype,
         trainable=trainable,
     )
-    options: dict[str, Any] = {"k": checkpoint.n_docs}
+    options: dict[str, Any] = {"k": checkpoint.n_docs, "mode": "dense", "collapse": False}
     if checkpoint.scheme is not None:
         options["scheme"] = checkpoint.scheme
     lengths = (checkpoint.max_answer_length or AskOptions().max_tokens, generator.longest_answer)

@@ -137,6 +137,15 @@ class DenseIndexClass(Protocol):
         ...
 
 
+@runtime_checkable
+class Reranker(Protocol):
+    """Reads questions together with passages that were found, to order them better."""
+
+    def scores(self, question: str, passages: Sequence[Passage]) -> Float32[np.ndarray, " n"]:
+        """What each passage's logit of the prior gains, nats; the larger the better, 0 for one as good as none."""
+        ...
+
+
 @dataclass(frozen=True)
 class GeneratorSpec:
     """What a generator is, apart from its weights.

@@ -229,7 +229,7 @@ class Rag:
             self._warn_of_language(question)
         if passages is not None:
             return [self._finder.given(questions[0], passages)]
-        return self._finder.retrieved(questions, chosen.k)
+        return self._finder.retrieved(questions, chosen)
 
     def _chosen(self, options: Mapping[str, Any]) -> AskOptions:
         """The options of one question; with a seed where one is needed and none was given."""

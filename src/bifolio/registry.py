@@ -32,6 +32,10 @@ _BUILT_IN: dict[str, dict[str, _Entry]] = {
         "seq2seq": _Entry("bifolio.generators.seq2seq:Seq2SeqGenerator", "transformers", "models"),
         "remote": _Entry("bifolio.generators.remote:RemoteGenerator", "", ""),
     },
+    "reranker": {
+        "cross-encoder": _Entry("bifolio.rerankers:CrossEncoderReranker", "sentence-transformers", "models"),
+        "generator": _Entry("bifolio.rerankers:GeneratorReranker", "torch", "models"),
+    },
 }
 
 

@@ -18,7 +18,7 @@ from bifolio import decode
 from bifolio.errors import UsageError
 from bifolio.hypotheses import Decoded
 from bifolio.protocols import Encoder, Kept, LogitGenerator, Move, Reading
-from bifolio.retriever import Prior, Retrieval, Retriever
+from bifolio.retriever import Retrieval, Retriever
 from bifolio.segments import SentenceBoundary, segment_ids
 from bifolio.types import Hit
 
@@ -33,13 +33,14 @@ def renewed(
     question: str,
     found: Retrieval,
     encoder: Encoder,
-    prior: Prior,
     text: Callable[[Sequence[int]], str],
     *,
     no_passage: bool,
     like: Tensor | None = None,
 ) -> Callable[[Sequence[tuple[int, ...]]], Float[Tensor, "H K"]]:
     """Log pi after each prefix, over the passages of ``found``; encoded once for every prefix.
+
+    The dense part of their logits is renewed; what other stages added stays as it was for the question.
 
     Raises:
         UsageError: the passages have no vectors.
@@ -58,7 +59,7 @@ def renewed(
             queries = encoder.encode_questions([joined(question, text(prefix)) for prefix in missing])
             for prefix, query in zip(missing, torch.from_numpy(queries), strict=True):
                 scores = (vectors @ query).tolist()
-                fresh = prior.log_prior(scores, no_passage=no_passage)
+                fresh = found.prior.log_prior(scores, offsets=found.offsets, no_passage=no_passage)
                 known[prefix] = fresh if like is None else fresh.to(like)
         return torch.stack([known[prefix] for prefix in prefixes])
 
@@ -109,8 +110,7 @@ def refetch(generator: LogitGenerator, retriever: Retriever, reading: Reading, f
             hits.setdefault(hit.passage.id, hit)
             kept.setdefault(hit.passage.id, one)
         (log_probs,) = branches.start([tokens] if tokens else None)
-        scores = [hit.score for hit in found.hits]
-        log_pi = retriever.prior.log_prior(scores, no_passage=reading.no_passage).to(log_probs)
+        log_pi = found.log_prior(no_passage=reading.no_passage).to(log_probs)
         part = _Part([list(hits).index(hit.passage.id) for hit in found.hits], log_pi, [])
         parts.append(part)
         log_w = log_pi[None]

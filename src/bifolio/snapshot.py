@@ -37,6 +37,8 @@ def facts(catalogue: Catalogue, generation: int) -> dict[str, Any]:
     """
     meta = catalogue.meta()
     try:
+        if generation not in {number for (number,) in catalogue.query("SELECT id FROM generations")}:
+            raise KeyError(f"generation {generation}")
         number = history.encoder_of(catalogue, generation)
         meta["encoder"] = encoder = deriving.encoder_spec(catalogue, number)
         meta["encoder_number"] = number

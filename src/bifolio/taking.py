@@ -95,16 +95,17 @@ class Taker:
             stat = _stat(path)
             if before and not self._reading.checksum and before.options == self._how and stat.same(before):
                 return FileReport(source, "unchanged", "", kept)
-            facts = {"path": key, "hash": _sha256(path), "options": self._how, "size": stat.size, "mtime": stat.mtime}
-            before = self._known(key, source, facts["hash"])
+            digest = _sha256(path)
+            facts = {"path": key, "hash": digest, "options": self._how, "size": stat.size, "mtime": stat.mtime}
+            before = self._known(key, source, digest)
             kept = before.passages if before else 0
-            if before and (before.hash, before.options) == (facts["hash"], self._how):
+            if before and (before.hash, before.options) == (digest, self._how):
                 self._catalogue.change(
                     "UPDATE files SET size = ?, mtime = ? WHERE id = ?", (stat.size, stat.mtime, before.id)
                 )
                 return FileReport(source, "unchanged", "", kept)
             named = self._draft.free_source(source, key)
-            if spare := self._draft.spare(key, named, facts["hash"], self._how):
+            if spare := self._draft.spare(key, named, digest, self._how):
                 self._draft.put(spare)
                 return FileReport(source, spare.status, spare.reason, spare.passages)
             with self._catalogue.undoing():

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 from bifolio.answer import Alternative, Answer, Timings
 from bifolio.errors import ModelError, UsageError
 from bifolio.protocols import Kept, LogitGenerator, Reading, TextCandidate, TextGenerator, TextGeneratorSpec
+from bifolio.retrieval_options import RetrievalOptions
 from bifolio.types import Hit
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ SCHEME = "sequence"
 DECODERS = ("thorough", "fast", "concatenated")
 """Best first."""
 
-OPTIONS = ("k", "scheme", "decoder", "beam", "n_best", "style", "max_tokens")
+OPTIONS = (
+    *(field.name for field in fields(RetrievalOptions)), "scheme", "decoder", "beam", "n_best", "style", "max_tokens"
+)  # fmt: skip
 """Options of a question that have a meaning here; ``beam`` is the number of answers to take from each branch."""
 
 _NO_ENDS = (

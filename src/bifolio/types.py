@@ -121,10 +121,13 @@ class Hit:
 
     Attributes:
         passage: The passage.
-        score: The retriever's own score (for a dense retriever the inner product of question and passage).
+        score: What it was ranked by: the inner product of question and passage in mode dense, BM25 in mode lexical,
+            the logit of its prior in mode hybrid.
         log_prior: log p(z | x) over the passages retrieved, nats (MATH: log pi_z).
+        duplicates: Passages that say the same and were left out for this one.
     """
 
     passage: Passage
     score: float
     log_prior: float
+    duplicates: tuple[Passage, ...] = ()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bifolio
-from bifolio.catalogue import Catalogue
+from bifolio.catalogue import FileWriter
 from bifolio.collection import Collection
 from bifolio.corpus.splitting import SplitOptions
 from bifolio.errors import CollectionError, MissingPathError, ModelError, UsageError
@@ -34,8 +34,9 @@ def reasons(report):
 
 
 def texts(collection):
-    """All passages by id, over the public way."""
-    return {hit.passage.id: hit.passage.text for hit in collection.retrieve("the", 10_000)}
+    """All passages by id, as they are found."""
+    found = collection.retrieve("the", 10_000, mode="dense", collapse=False)
+    return {hit.passage.id: hit.passage.text for hit in found}
 
 
 def test_a_report_says_what_was_done(here):
@@ -106,18 +107,20 @@ def test_other_options_mean_reading_again(here):
 def test_rows_are_never_used_again(here):
     docs = write_files(here / "docs")
     with build() as collection:
-        rows = [collection.snapshot().catalogue.live_rows()]
+        rows = [np.flatnonzero(collection.snapshot().visible).tolist()]
         for turn in range(3):
             (docs / "cat.txt").write_text(f"Turn {turn} of the cat.\n")
             collection.ingest(["docs"])
-            rows.append(collection.snapshot().catalogue.live_rows())
+            rows.append(np.flatnonzero(collection.snapshot().visible).tolist())
         assert rows == [[0, 1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 5]]
-        assert [(s.first_row, s.rows) for s in collection.snapshot().catalogue.segments()] == [
-            (0, 3),
-            (3, 1),
-            (4, 1),
-            (5, 1),
+        blocks = collection.snapshot().catalogue.blocks(1)
+        assert [(block.first_row, block.rows, block.offset) for block in blocks] == [
+            (0, 3, 0),
+            (3, 1, 3),
+            (4, 1, 4),
+            (5, 1, 5),
         ]
+        assert len({block.file for block in blocks}) == 1
         (hit, *_) = collection.retrieve("turn of the cat", 1)
         assert hit.passage.text == "Turn 2 of the cat."
 
@@ -191,7 +194,7 @@ def test_remarks_about_a_file_are_bounded(here, monkeypatch):
         for document in bifolio.corpus.readers.read(path, as_passages=as_passages):
             yield replace(document, warnings=("one", "two " * 200, "two " * 200, "three", "four", "five"), whole=True)
 
-    monkeypatch.setattr(bifolio.ingest, "read", read)
+    monkeypatch.setattr(bifolio.taking, "read", read)
     with build() as collection:
         assert reasons(collection.report)["docs/a.txt"] == (
             f"1 of 1 passages are longer than the 64 tokens that the encoder reads; one; {'two ' * 75}…; and 3 more"
@@ -201,14 +204,14 @@ def test_remarks_about_a_file_are_bounded(here, monkeypatch):
 
 def test_the_reason_of_a_failure_is_bounded(here, monkeypatch):
     write_files(here / "docs")
-    real = bifolio.ingest.read
+    real = bifolio.taking.read
 
     def read(path, *, as_passages=False):
         if path.name == "cat.txt":
             raise ValueError("x" * 10_000)
         return real(path, as_passages=as_passages)
 
-    monkeypatch.setattr(bifolio.ingest, "read", read)
+    monkeypatch.setattr(bifolio.taking, "read", read)
     with build() as collection:
         assert len(reasons(collection.report)["docs/cat.txt"]) == 301
 
@@ -254,14 +257,14 @@ def test_what_is_not_text_is_told_and_the_rest_is_read(here):
 
 def test_a_readers_bug_costs_one_file(here, monkeypatch):
     write_files(here / "docs")
-    real = bifolio.ingest.read
+    real = bifolio.taking.read
 
     def read(path, *, as_passages=False):
         if path.name == "cat.txt":
             raise ZeroDivisionError("oops")
         return real(path, as_passages=as_passages)
 
-    monkeypatch.setattr(bifolio.ingest, "read", read)
+    monkeypatch.setattr(bifolio.taking, "read", read)
     with build() as collection:
         assert reasons(collection.report) == {"docs/cat.txt": "could not be read: ZeroDivisionError: oops"}
         assert len(collection) == 2
@@ -274,10 +277,10 @@ def test_what_is_no_fault_of_the_file_ends_the_ingest(here, monkeypatch, error):
         before = texts(collection)
         write_files(here / "docs", {"new.txt": "More."})
 
-        def add_document(*_):
+        def add(*_):
             raise error
 
-        monkeypatch.setattr(Catalogue, "add_document", add_document)
+        monkeypatch.setattr(FileWriter, "add", add)
         with pytest.raises(
             ModelError if isinstance(error, ModelError) else CollectionError, match="broken|disk is full"
         ):

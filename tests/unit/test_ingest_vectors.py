@@ -52,8 +52,12 @@ def reason(collection_or_path, path="data/data-00000-of-00001.arrow"):
         (found,) = report.files
         assert (found.path, found.status) == (path, "failed")
         assert stored(collection) == before
-        assert sorted(os.listdir("c/vectors")) == sorted(s.name for s in collection.snapshot().catalogue.segments())
+        assert set(os.listdir("c/vectors")) == {block.file for block in blocks(collection)}
     return found.reason
+
+
+def blocks(collection):
+    return collection.snapshot().catalogue.blocks(1)
 
 
 def stored(collection):
@@ -86,7 +90,7 @@ def test_vectors_of_a_saved_data_set_are_taken_as_they_are(here, batch):
         assert encoder.seen == ["p1", "p2", "p4", "p6", "p7", "p9"]  # a sample alone
         hit = collection.retrieve("the valve closes before the pump", 1)[0]
         assert (hit.passage.id, hit.passage.place) == ("p5", "data/data-00000-of-00002.arrow:5")
-        assert [(s.first_row, s.rows) for s in collection.snapshot().catalogue.segments()] == [(0, 5), (5, 4)]
+        assert [(block.first_row, block.rows) for block in blocks(collection)] == [(0, 5), (5, 4)]
     assert [(s.done, s.total) for s in steps if s.stage == "encode"] == [(0, 9), (9, 9)]
 
 
@@ -211,10 +215,10 @@ def test_beside_passages_that_were_encoded(here):
     encoder = FakeEncoder()
     with Collection.build(["docs"], "c", encoder=encoder) as collection:
         collection.ingest(["data"], vectors="embeddings")
-        assert len(collection.retrieve("cat", 99)) == len(collection) == 8
+        assert len(collection.retrieve("cat", 99, collapse=False)) == len(collection) == 8
         write_files(here / "docs", {"cat.txt": "The dog ran.\n"})
         assert collection.ingest(["docs"]).added == 1
-        assert len(collection.retrieve("cat", 99)) == 8
+        assert len(collection.retrieve("cat", 99, collapse=False)) == 8
 
 
 @pytest.fixture
@@ -337,7 +341,7 @@ def test_one_bad_file_does_not_cost_the_others(here):
     with build() as collection:
         assert [file.status for file in collection.report.files] == ["ok", "failed", "ok"]
         assert stored(collection) == expected(rows(5)) | expected(rows(3, first=10))
-        assert [(s.first_row, s.rows) for s in collection.snapshot().catalogue.segments()] == [(0, 5), (5, 3)]
+        assert [(block.first_row, block.rows) for block in blocks(collection)] == [(0, 5), (5, 3)]
         save_to_disk(here / "data", table(rows(5)), table(rows(4, first=6)), table(rows(3, first=10)))
         assert collection.ingest(["data"], vectors="embeddings").added == 4
         assert stored(collection) == expected(rows(12))
@@ -467,17 +471,17 @@ def test_passages_of_a_large_file_are_told(here):
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
-from bifolio import imported
+from bifolio import vector_files
 from bifolio.collection import Collection
 from fakes import FakeEncoder
 
-real = imported.SegmentWriter.finish
+real = vector_files.BlockWriter.finish
 def finish(self):
-    segment = real(self)
-    if {moment} == self._first_row:
+    blocks = real(self)
+    if {moment} == blocks[0].first_row:
         os.kill(os.getpid(), signal.SIGKILL)
-    return segment
-imported.SegmentWriter.finish = finish
+    return blocks
+vector_files.BlockWriter.finish = finish
 Collection.open("c", encoder=FakeEncoder()).ingest(["data"], vectors="embeddings")
 """
 
@@ -489,12 +493,13 @@ def test_an_import_that_is_killed_leaves_what_was_there(other, moment):
         before = stored(collection)
     script = textwrap.dedent(KILLED).format(tests=str(TESTS), moment=moment)
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == -9
-    assert len(os.listdir("c/vectors")) == (2 if moment == 2 else 3)
+    before_it = os.path.getsize(next((other / "c/vectors").iterdir()))
+    assert before_it == (2 if moment == 2 else 2 + 5) * DIMENSION * 4 + (5 if moment == 2 else 4) * DIMENSION * 4
     with Collection.open("c", encoder=FakeEncoder()) as collection:
         assert (stored(collection), collection.generation) == (before, "1")
         collection.ingest(["data"], vectors="embeddings")
         assert stored(collection) == before | expected(rows(9))
-        assert len(os.listdir("c/vectors")) == 3
+        assert [(block.first_row, block.offset) for block in blocks(collection)] == [(0, 0), (2, 2), (7, 7)]
 
 
 def test_an_encoder_that_fails_undoes_everything(other, monkeypatch):

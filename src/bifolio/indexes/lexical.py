@@ -209,7 +209,7 @@ class BM25Index:
         few = 0 if allowed is None else int(np.count_nonzero(allowed))
         if allowed is not None and (few <= _FEW_ROWS or few <= _FEW * count):
             query = self._among(query, np.flatnonzero(allowed).tolist())
-        limit = k + _SPARE
+        limit = min(k + _SPARE, count + 1)  # the library makes room for so many
         while True:
             scores, rows = self._found(query, limit)
             exhausted = len(rows) < limit
