@@ -11,7 +11,8 @@ from bifolio.errors import UsageError
 from bifolio.fitting import Prior
 from bifolio.options import AskOptions
 from bifolio.own_passages import own_passages
-from bifolio.protocols import Reading
+from bifolio.protocols import LogitGenerator, Reading, TextGenerator
+from bifolio.rerankers import GeneratorReranker
 from bifolio.retriever import PassageStore, Retrieval, Retriever, check_question
 from bifolio.types import Hit, Passage
 
@@ -52,9 +53,12 @@ class Found:
 class Finder:
     """Finds passages in a collection, or takes the caller's."""
 
-    def __init__(self, store: PassageStore | None, no_passage: bool) -> None:
-        """``store`` may be None where every question brings its passages."""
+    def __init__(
+        self, store: PassageStore | None, no_passage: bool, generator: LogitGenerator | TextGenerator | None = None
+    ) -> None:
+        """``store`` may be None where every question brings its passages; ``generator`` is the reranker of that name."""
         self.retriever = None if store is None else Retriever(store)
+        self._generator = generator
         self._no_passage = no_passage
 
     def retrieved(self, questions: Sequence[str], chosen: AskOptions) -> list[Found]:
@@ -66,6 +70,8 @@ class Finder:
         started = time.perf_counter()
         if self.retriever is None:
             raise UsageError("there is no collection to retrieve from: give passages=[...], or make a Rag of one")
+        if chosen.reranker == "generator" and self._generator is not None:
+            self.retriever.rerankers.setdefault("generator", GeneratorReranker(self._generator))
         found = self.retriever.found(questions, chosen)
         seconds = (time.perf_counter() - started) / len(questions)
         return [Found(q, one, self._reads_none(one), seconds) for q, one in zip(questions, found, strict=True)]

@@ -66,7 +66,7 @@ def weighted(
 def mmr(
     relevance: Float[np.ndarray, " n"], vectors: Float[np.ndarray, "n D"], k: int, balance: float
 ) -> Int64[np.ndarray, " m"]:
-    """Maximal marginal relevance: each next one has the largest ``balance * r - (1 - balance) * max cos to the chosen``.
+    """Maximal marginal relevance: next comes the largest ``balance * r - (1 - balance) * max cos to those chosen``.
 
     Carbonell and Goldstein 1998 (SIGIR). Relevance r is moved to 0 ... 1 over the candidates first, so that it and
     the cosine are of one size.

@@ -24,7 +24,7 @@ from bifolio.loading import load_generator
 from bifolio.logit_answers import LogitAnswers
 from bifolio.models import DEFAULT_GENERATOR
 from bifolio.options import AskOptions, BifolioWarning
-from bifolio.protocols import LogitGenerator, TextGenerator
+from bifolio.protocols import Encoder, LogitGenerator, TextGenerator
 from bifolio.retriever import check_question
 from bifolio.types import Passage
 
@@ -73,15 +73,15 @@ class Rag:
         self._given = dict(options)
         self.options = _with(AskOptions(), options)
         self._no_passage = no_passage
-        encoder = None if collection is None else collection.encoder  # missing: told before the generator is loaded
+        self._encoder()  # missing: told before the generator is loaded
         self.generator = load_generator(generator) if isinstance(generator, str) else generator
-        self._finder = Finder(collection, no_passage)
+        self._finder = Finder(collection, no_passage, self.generator)
         self._logits: LogitAnswers | None = None
         if text_rag.is_text_generator(self.generator):
             self._check_text({})
         else:
             logits = text_rag.with_logits(self.generator, "answering")
-            self._logits = LogitAnswers(logits, encoder, self._finder.retriever)
+            self._logits = LogitAnswers(logits, self._encoder, self._finder.retriever)
         self._warned = False
 
     @classmethod
@@ -127,6 +127,10 @@ class Rag:
     def with_collection(self, collection: Collection) -> Rag:
         """The same generator and options over another collection: knowledge is swapped, nothing is retrained."""
         return Rag(collection, generator=self.generator, no_passage=self._no_passage, **self._given)
+
+    def _encoder(self) -> Encoder | None:
+        """The collection's encoder, as it is now."""
+        return None if self.collection is None else self.collection.encoder
 
     # ---- asking ----
 
@@ -267,7 +271,7 @@ class Rag:
             decoder=asked.get("decoder"),
             scheme=asked.get("scheme"),
         )
-        encoder = None if self.collection is None else self.collection.encoder
+        encoder = self._encoder()
         asked_for = notes_on_finding(found.question, found.retrieval.hits, chosen.k, found.own, encoder)
         return replace(
             made,

@@ -34,7 +34,7 @@ class RetrievalOptions:
     mode: Annotated[Mode, "dense: by meaning; lexical: by words (BM25); hybrid: both."] = "hybrid"
     fusion: Annotated[Fusion, "Mode hybrid: weighted adds scores, rrf adds reciprocal ranks."] = "weighted"
     candidates: Annotated[int, "Passages that each side proposes before the best k are chosen."] = 100
-    where: Annotated[str | None, "Only documents whose metadata meet this, such as \"year >= 2020\"."] = None
+    where: Annotated[str | None, 'Only documents whose metadata meet this, such as "year >= 2020".'] = None
     reranker: Annotated[str, "Read the best again with this: cross-encoder:MODEL, generator or generator:MODEL."] = ""
     rerank: Annotated[int, "With a reranker: passages that it reads (at least k)."] = 20
     mmr: Annotated[float | None, "Prefer passages that differ: 1 is relevance alone, 0 is difference alone."] = None
@@ -48,21 +48,23 @@ class RetrievalOptions:
         for name, known in (("mode", MODES), ("fusion", FUSIONS)):
             if getattr(self, name) not in known:
                 raise UsageError(f"unknown {name} {getattr(self, name)!r}: expected one of {', '.join(known)}")
+        value: Any
         for name in ("k", "candidates", "rerank"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
                 raise UsageError(f"{name} {value!r}: expected a whole number from 1 on")
             object.__setattr__(self, name, int(value))
         if self.where is not None and not isinstance(self.where, str):
-            raise UsageError(f"where {self.where!r}: expected an expression such as \"year >= 2020\", or none")
+            raise UsageError(f'where {self.where!r}: expected an expression such as "year >= 2020", or none')
         if not isinstance(self.reranker, str):
             raise UsageError(f"reranker {self.reranker!r}: expected a name such as cross-encoder:MODEL, or ''")
         if not isinstance(self.collapse, bool):
             raise UsageError(f"collapse {self.collapse!r}: expected True or False")
         if self.mmr is not None:
-            if isinstance(self.mmr, bool) or not isinstance(self.mmr, Real) or not 0 <= float(self.mmr) <= 1:
+            value = self.mmr
+            if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
                 raise UsageError(f"mmr {self.mmr!r}: expected a number from 0 (different) to 1 (relevant), or none")
-            object.__setattr__(self, "mmr", float(self.mmr))
+            object.__setattr__(self, "mmr", float(value))
         if self.fusion != "weighted" and self.mode != "hybrid":
             raise UsageError(f"fusion {self.fusion} is for mode hybrid, not {self.mode}: leave one of them out")
 

@@ -346,6 +346,7 @@ def load_reranker(name: str) -> Reranker:
     from bifolio.loading import load_generator
     from bifolio.registry import resolve
 
+    argument: Any
     reranker_class, argument = resolve("reranker", name)
     kind = name.partition(":")[0]
     if kind == "cross-encoder":

@@ -43,8 +43,8 @@ def find_sources(
     gone = [path for path in map(Path, paths) if sync and not path.exists() and path.absolute().parent.is_dir()]
     there = [path for path in paths if Path(path) not in gone]
     find = vectors.find if vectors else find_files
-    roots = {Path(path).resolve(): path for path in there}
     found = [(path, source) for path, source in find(there) if not path.is_relative_to(home)] if there else []
+    roots = {Path(path).resolve() for path in there}
     known: dict[Path, Ignoring | None] = {}
     files = []
     for path, source in found:

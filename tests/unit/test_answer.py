@@ -114,7 +114,10 @@ TOP = (
     "question answer marked abstained log_prob eos_log_prob scheme decoder support evidence generation passages "
     "no_passage sentences tokens timings model"
 ).split()
-BEYOND = {"top": ["alternatives", "basis", "cap", "notes"], "passage": ["cached", "log_likelihood", "score"]}
+BEYOND = {
+    "top": ["alternatives", "basis", "cap", "notes"],
+    "passage": ["cached", "duplicates", "log_likelihood", "score"],
+}
 PASSAGE = "marker id source place span heading text log_prior posterior truncated".split()
 SENTENCE = "text span weights no_passage basis markers".split()
 TOKEN = "text span log_prob weights no_passage".split()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import bifolio
-from bifolio import cli, loading, models
+from bifolio import cli, loading, models, seals
 from bifolio.collection import Collection
 from bifolio.retriever import Retriever
 from fakes import TEXTS, FakeEncoder, FakeGenerator, write_files
@@ -93,7 +93,7 @@ def error(result, code=2):
 
 def test_ingest(run):
     made = document(run("ingest", "docs", "-c", "c", "--json"))
-    assert sorted(made) == ["added", "collection", "documents", "files", "generation", "passages", "seconds"]
+    assert sorted(made) == ["added", "collection", "documents", "files", "generation", "notes", "passages", "seconds"]
     assert (made["collection"], made["generation"], made["documents"], made["passages"]) == ("c", "1", 3, 3)
     assert made["files"] == [
         {"path": f"docs/{name}", "status": "ok", "reason": "", "passages": 1} for name in sorted(TEXTS)
@@ -123,7 +123,7 @@ def test_search(built):
     assert sorted(found) == ["generation", "hits", "question", "seconds"]
     assert (found["question"], found["generation"], len(found["hits"])) == (QUESTION, "1", 2)
     for hit in found["hits"]:
-        assert sorted(hit) == sorted("id source place span heading text score log_prior".split())
+        assert sorted(hit) == sorted("id source place span heading text score log_prior duplicates".split())
     best = found["hits"][0]
     assert (best["source"], best["place"], best["span"]) == ("docs/pump.md", "docs/pump.md:1-7", [0, 95])
     assert (best["heading"], best["text"]) == ("Pump", TEXTS["pump.md"].strip())
@@ -329,7 +329,8 @@ def test_a_missing_model_is_3_and_names_the_command(built, here, monkeypatch, co
     for name in ("collection.load_encoder", "loading.load_generator", "rag.load_generator"):
         monkeypatch.setattr(f"bifolio.{name}", REAL[name.split(".")[1]])
     connection = sqlite3.connect("c/catalogue.sqlite")
-    connection.execute("UPDATE meta SET value = replace(value, 'fake-encoder-fake', 'org/model') WHERE key = 'encoder'")
+    seals.register(connection)
+    connection.execute("UPDATE encoders SET spec = replace(spec, 'fake-encoder-fake', 'org/model')")
     connection.commit()
     connection.close()
     assert "bifolio models pull" in error(built(*command), 3)
@@ -361,15 +362,17 @@ def test_whatever_happens_is_one_line(built, monkeypatch, raised, code, line):
 
 @pytest.mark.parametrize(
     ("target", "arguments"),
-    [("collection.ingest", ["ingest", "docs", "-c", "c"]), ("models.pull", ["models", "pull", "o/m"])],
+    [("collection.run", ["ingest", "docs", "-c", "c"]), ("models.pull", ["models", "pull", "o/m"])],
 )
-def test_what_is_undone_by_an_interruption_is_said(built, monkeypatch, target, arguments):
+def test_what_becomes_of_an_interruption_is_said(built, monkeypatch, target, arguments):
     def stop(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(f"bifolio.{target}", stop)
     code, out, err = built(*arguments)
-    assert (code, out, err.lstrip("\n")) == (130, "", "interrupted: what was being written was undone\n")
+    kept = "the collection is as it was; what was done is kept, and the same command goes on with it"
+    said = kept if arguments[0] == "ingest" else "what was being written was undone"
+    assert (code, out, err.lstrip("\n")) == (130, "", f"interrupted: {said}\n")
 
 
 def test_an_interrupted_answer_undoes_nothing(built, loaded, monkeypatch):

@@ -16,6 +16,9 @@ from bifolio.cli.shared import (
     model_options,
     open_collection,
     options_of,
+    reading_options,
+    retrieval_options,
+    seen,
     set_threads,
     tell_few,
     was_given,
@@ -25,31 +28,41 @@ from bifolio.cli.shared import (
 @cli.command()
 @click.argument("collection")
 @click.argument("question")
-@options_of(ask_options, "k")
-@click.option("--mode", type=click.Choice(["dense"]), default="dense", show_default=True, help="How to search.")
+@options_of(retrieval_options)
+@reading_options
 @model_options
 @json_option
 def search(
-    collection: str, question: str, k: int, mode: str, device: str, dtype: str, threads: int | None, as_json: bool
+    collection: str,
+    question: str,
+    generation: str | None,
+    labels: tuple[str, ...],
+    device: str,
+    dtype: str,
+    threads: int | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
-    """Find the passages nearest to a question, with the probability that each is the one to read."""
+    """Find the passages for a question, with the probability that each is the one to read."""
     import time
 
     from bifolio import console
     from bifolio.answer import hit_facts
-    from bifolio.options import AskOptions
+    from bifolio.retrieval_options import RetrievalOptions
     from bifolio.retriever import Retriever, check_question
 
     check_question(question)
-    AskOptions(k=k)
-    opened = open_collection(collection, device=device, dtype=dtype)
+    chosen = RetrievalOptions(**options)
+    opened = open_collection(collection, device=device, dtype=dtype, **seen(generation, labels))
     set_threads(threads)
-    opened.encoder  # noqa: B018  loading the model is not searching
+    if chosen.mode != "lexical":
+        opened.encoder  # noqa: B018  loading the model is not searching
     started = time.perf_counter()
-    found = Retriever(opened).retrieval(question, k)
+    found = Retriever(opened, chosen).retrieval(question, chosen.k)
     seconds = round(time.perf_counter() - started, 4)
     hits = found.hits
-    tell_few(k, len(hits))
+    if chosen.mode != "lexical" and chosen.where is None:
+        tell_few(chosen.k, len(hits))
     if as_json:
         facts = [hit_facts(hit) for hit in hits]
         emit({"question": question, "generation": found.generation, "hits": facts, "seconds": seconds})
@@ -70,6 +83,7 @@ def search(
     show_default=True,
     help="Whether one branch reads no passage; support and evidence need it.",
 )
+@reading_options
 @model_options
 @json_option
 def ask(
@@ -77,6 +91,8 @@ def ask(
     question: str,
     generator: str | None,
     no_passage: bool,
+    generation: str | None,
+    labels: tuple[str, ...],
     device: str,
     dtype: str,
     threads: int | None,
@@ -94,7 +110,7 @@ def ask(
     AskOptions(**options)  # wrong options are told before any model is loaded
     k = options["k"]
     options = {name: value for name, value in options.items() if was_given(name)}  # a server's model knows only some
-    opened = open_collection(collection, device=device, dtype=dtype)
+    opened = open_collection(collection, device=device, dtype=dtype, **seen(generation, labels))
     set_threads(threads)
     from bifolio.rag import Rag
 
@@ -113,12 +129,13 @@ def ask(
 @cli.command()
 @click.argument("collection")
 @click.argument("passage_id")
+@reading_options
 @json_option
-def show(collection: str, passage_id: str, as_json: bool) -> None:
+def show(collection: str, passage_id: str, generation: str | None, labels: tuple[str, ...], as_json: bool) -> None:
     """Print a passage within its document."""
     from bifolio import console
 
-    opened = open_collection(collection)
+    opened = open_collection(collection, **seen(generation, labels))
     passage = opened.passage(passage_id)
     before, after = opened.context(passage_id)
     if as_json:
@@ -131,12 +148,13 @@ def show(collection: str, passage_id: str, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("collection")
+@reading_options
 @json_option
-def ls(collection: str, as_json: bool) -> None:
+def ls(collection: str, generation: str | None, labels: tuple[str, ...], as_json: bool) -> None:
     """List the files of a collection."""
     from bifolio import console
 
-    files = open_collection(collection).files()
+    files = open_collection(collection, **seen(generation, labels)).files()
     if as_json:
         keys = ("source", "passages", "documents", "hash", "added", "status", "reason")
         emit({"documents": [{key: getattr(file, key) for key in keys} for file in files]})

@@ -64,12 +64,43 @@ def options_of(options: Callable[[], type], *names: str) -> Callable[[Command], 
             default = getattr(options(), name)
             flags = [f"--{name.replace('_', '-')}", name] + (["-k"] if name == "k" else [])
             if kind is bool:
-                command = click.option(*flags, is_flag=True, help=text)(command)
+                if default:
+                    flags[0] = f"{flags[0]}/--no-{flags[0].removeprefix('--')}"
+                command = click.option(*flags, is_flag=True, default=default, show_default=default, help=text)(command)
                 continue
             command = click.option(*flags, type=accepted, default=default, show_default=True, help=text)(command)
         return command
 
     return decorate
+
+
+def reading_options(command: Command) -> Command:
+    """Options of every command that only reads a collection."""
+    for option in reversed(
+        (
+            click.option("--generation", help="Read another generation than the live one, by number or tag."),
+            click.option(
+                "--label",
+                "labels",
+                multiple=True,
+                help="See only documents without access labels, and those that have this one.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def seen(generation: str | None, labels: tuple[str, ...]) -> dict[str, Any]:
+    """What ``reading_options`` say, as options of ``open_collection``."""
+    return {"generation": generation, "labels": labels or None}
+
+
+def retrieval_options() -> type:
+    """What ``options_of`` makes the options of ``search`` of."""
+    from bifolio.retrieval_options import RetrievalOptions
+
+    return RetrievalOptions
 
 
 def ask_options() -> type:
