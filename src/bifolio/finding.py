@@ -56,7 +56,7 @@ class Finder:
     def __init__(
         self, store: PassageStore | None, no_passage: bool, generator: LogitGenerator | TextGenerator | None = None
     ) -> None:
-        """``store`` may be None where every question brings its passages; ``generator`` is the reranker of that name."""
+        """``store`` may be None where every question brings passages; ``generator`` is the reranker of that name."""
         self.retriever = None if store is None else Retriever(store)
         self._generator = generator
         self._no_passage = no_passage

@@ -183,9 +183,9 @@ def fit_prior(
     ridge: float = 1e-6,
     steps: int = 100,
 ) -> tuple[Prior, float]:
-    """The prior that makes the right passages most likely: Newton's method on a concave function, with a line search.
+    """The prior that makes the right passages most likely, by Newton's method with a line search.
 
-    Maximises the mean of log sum_{z right} pi_z, and of log pi_0 for questions that no passage answers. Questions whose
+    Maximises (concave where each question has one right passage) the mean of log sum_{z right} pi_z, and of log pi_0 for questions that no passage answers. Questions whose
     right passages are not among the candidates should be left out: they count as unanswerable.
 
     Args:

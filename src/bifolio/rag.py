@@ -80,8 +80,8 @@ class Rag:
         if text_rag.is_text_generator(self.generator):
             self._check_text({})
         else:
-            logits = text_rag.with_logits(self.generator, "answering")
-            self._logits = LogitAnswers(logits, self._encoder, self._finder.retriever)
+            local = text_rag.with_logits(self.generator, "answering")
+            self._logits = LogitAnswers(local, self._encoder, self._finder.retriever)
         self._warned = False
 
     @classmethod
@@ -395,7 +395,4 @@ def _not_decoding(options: Mapping[str, Any]) -> None:
 
 
 def _with(options: AskOptions, changes: Mapping[str, Any]) -> AskOptions:
-    unknown = sorted(set(changes) - set(AskOptions.known()))
-    if unknown:
-        raise UsageError(f"unknown option {', '.join(unknown)}: expected one of {', '.join(AskOptions.known())}")
-    return replace(options, **changes)
+    return options.changed(changes)

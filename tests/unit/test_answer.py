@@ -176,6 +176,7 @@ def test_the_document_has_what_the_interface_says():
         "text": "Text of p1.",
         "score": 0.4,
         "log_prior": math.log(1 / 3),
+        "duplicates": [],
         "posterior": 0.3,
         "truncated": False,
         "cached": False,
@@ -205,7 +206,7 @@ def test_a_hit_is_the_same_in_every_document():
     for hit, shown in zip(made.hits, made.to_dict()["passages"], strict=True):
         own = ("marker", "posterior", "truncated", "cached", "log_likelihood")
         assert {key: shown[key] for key in shown if key not in own} == hit_facts(hit)
-        assert list(hit_facts(hit)) == "id source place span heading text score log_prior".split()
+        assert list(hit_facts(hit)) == "id source place span heading text score log_prior duplicates".split()
 
 
 def test_without_the_no_passage_branch_its_fields_are_null():

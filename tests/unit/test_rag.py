@@ -39,7 +39,7 @@ def generator(**options):
 
 
 def expected_prior(collection, k, no_passage=True):
-    hits = collection.retrieve(QUESTION, k)
+    hits = collection.retrieve(QUESTION, k, mode="dense")
     logits = [10 * hit.score for hit in hits] + [1.5] * no_passage
     total = math.log(sum(math.exp(logit) for logit in logits))
     return [logit - total for logit in logits]
@@ -47,7 +47,7 @@ def expected_prior(collection, k, no_passage=True):
 
 def rescored(rag, answer, k, scheme, no_passage=True):
     """log p(y|x) of an answer from the branches' own scores, and the same problem's tensors."""
-    hits = rag.collection.retrieve(QUESTION, k)
+    hits = rag.collection.retrieve(QUESTION, k, mode="dense")
     reading = Reading(QUESTION, tuple(hit.passage for hit in hits), "long", 128, no_passage)
     branches = rag.generator.read([reading])
     ids = rag.generator.answer_ids(answer.text, style="long")
@@ -58,7 +58,7 @@ def rescored(rag, answer, k, scheme, no_passage=True):
 
 @pytest.mark.parametrize("scheme", ["token", "sentence", "sequence"])
 def test_an_answer_and_all_of_its_numbers(collection, scheme):
-    rag = Rag(collection, generator=generator(), k=2, scheme=scheme)
+    rag = Rag(collection, generator=generator(), k=2, scheme=scheme, mode="dense")
     answer = rag.ask(QUESTION)
     assert answer.text == "the cat sat on the mat"
     assert [hit.passage.source.rsplit("/", 1)[-1] for hit in answer.hits] == ["cat.txt", "dog.txt"]
@@ -80,7 +80,7 @@ def test_an_answer_and_all_of_its_numbers(collection, scheme):
 
 
 def test_without_the_no_passage_branch(collection):
-    rag = Rag(collection, generator=generator(), no_passage=False)
+    rag = Rag(collection, generator=generator(), no_passage=False, mode="dense")
     answer = rag.ask(QUESTION)
     assert (answer.no_passage, answer.no_passage_log_prior, answer.support, answer.evidence) == (None,) * 4
     assert sum(answer.weights) == pytest.approx(1)
@@ -180,7 +180,7 @@ def test_a_language_warning_comes_once(tmp_path):
     [
         (" \n", {}, "question is empty"),
         (7, {}, "question 7: expected a text"),
-        (QUESTION, {"speed": 9}, "unknown option speed: expected one of k, scheme"),
+        (QUESTION, {"speed": 9}, "unknown option speed: expected one of k, mode"),
         (QUESTION, {"k": 0}, "k 0"),
         (QUESTION, {"k": 2.5}, "k 2.5"),
         (QUESTION, {"beam": True}, "beam True"),
@@ -219,4 +219,4 @@ def test_the_best_passage_is_the_nearest_by_brute_force(collection):
     passages = list(collection.passages())
     scores = collection.encoder.encode_passages(passages) @ question
     order = np.argsort(-scores)
-    assert [hit.passage.id for hit in collection.retrieve(QUESTION, 3)] == [passages[i].id for i in order]
+    assert [hit.passage.id for hit in collection.retrieve(QUESTION, 3, mode="dense")] == [passages[i].id for i in order]

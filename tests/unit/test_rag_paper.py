@@ -167,7 +167,7 @@ def test_the_loss_is_minus_the_mean_log_likelihood(collection, scheme):
 
 
 def test_gradients_reach_the_scores_as_posterior_minus_prior(collection):
-    rag = Rag(collection, generator=Trainable(VOCABULARY), k=2, scheme="sequence", no_passage=False)
+    rag = Rag(collection, generator=Trainable(VOCABULARY), k=2, scheme="sequence", no_passage=False, mode="dense")
     scores = torch.tensor([[hit.score for hit in rag.ask(QUESTION).hits]], requires_grad=True)
     rag.loss([QUESTION], ["the cat"], scores=scores).backward()
     scored = rag.score(QUESTION, "the cat")
@@ -354,7 +354,7 @@ def test_passages_of_one_document_share_the_cap(collection):
 
 
 def test_requery_takes_the_prior_of_question_and_answer_so_far(rag):
-    scored = rag.score(QUESTION, "the dog ran", scheme="requery", requery_every=2)
+    scored = rag.score(QUESTION, "the dog ran", scheme="requery", requery_every=2, mode="dense")
     texts = [hit.passage.text for hit in scored.hits]
     ids = rag.generator.answer_ids("the dog ran", style="long")
 
