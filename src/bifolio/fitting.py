@@ -185,8 +185,9 @@ def fit_prior(
 ) -> tuple[Prior, float]:
     """The prior that makes the right passages most likely, by Newton's method with a line search.
 
-    Maximises (concave where each question has one right passage) the mean of log sum_{z right} pi_z, and of log pi_0 for questions that no passage answers. Questions whose
-    right passages are not among the candidates should be left out: they count as unanswerable.
+    Maximises (concave where each question has one right passage) the mean of log sum_{z right} pi_z, and of log pi_0
+    for questions that no passage answers. Questions whose right passages are not among the candidates should be left
+    out: they count as unanswerable.
 
     Args:
         judged: Questions with their candidates, as many as retrieval will read.

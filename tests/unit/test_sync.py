@@ -166,7 +166,8 @@ def manuals(here):
     write_files(
         here / "m",
         {
-            "pump/2023/a.md": "---\naccess: [hr, legal]\nyear: 2023\ntags: [red, blue]\n---\n# Secret\n\nThe secret pump.\n",
+            "pump/2023/a.md": "---\naccess: [hr, legal]\nyear: 2023\ntags: [red, blue]\n---\n"
+            "# Secret\n\nThe secret pump.\n",
             "pump/2024/b.md": "---\nyear: 2024\nlang: de\n---\nThe german pump.\n",
             "valve/2024/c.txt": "The plain valve.\n",
             "valve/2024/d.txt": "The hidden valve.\n",

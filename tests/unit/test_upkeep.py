@@ -230,9 +230,8 @@ def older(here):
     facts = {"encoder": json.loads(spec), "passage_encoder": "", "index": "exact", "generation": 4, "next_row": 8}
     connection.executemany("INSERT INTO meta VALUES (?, ?)", [(k, json.dumps(v)) for k, v in facts.items()])
     alive = "SELECT file FROM new.lives WHERE died IS NULL"
-    connection.execute(
-        f"INSERT INTO files SELECT id, path, source, hash, options, added, status, reason FROM new.files WHERE id IN ({alive})"
-    )
+    columns = "id, path, source, hash, options, added, status, reason"
+    connection.execute(f"INSERT INTO files SELECT {columns} FROM new.files WHERE id IN ({alive})")
     columns = "id, file, member, title, media_type, metadata, text"
     connection.execute(f"INSERT INTO documents SELECT {columns} FROM new.documents WHERE file IN ({alive})")
     columns = "row, id, document, start, end, heading, place"
