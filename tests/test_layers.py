@@ -14,13 +14,14 @@ LAYER = {
     "retrieval_options": 0, "filters": 0, "fuse": 1,
     "marginal": 1, "segments": 1, "decode": 1, "hypotheses": 1, "passagewise": 1, "decoders": 1,
     "loss": 1, "cite": 1, "topk": 1, "weights": 1, "text_mixture": 1,
-    "corpus": 2, "encoders": 2, "indexes": 2, "generators": 2, "models": 2,
+    "corpus": 2, "encoders": 2, "indexes": 2, "generators": 2, "rerankers": 2, "models": 2,
     "catalogue": 3, "catalogue_file": 3, "seals": 3, "migration": 3, "history": 3, "draft": 3, "staging": 3,
     "write_lock": 3, "vector_files": 3, "loading": 3, "retriever": 3, "snapshot": 3, "encoding": 3, "imported": 3,
     "vector_sources": 3, "sources": 3, "taking": 3, "ingest": 3, "ingest_options": 3, "ingest_report": 3,
     "deriving": 3, "attributes": 3, "building": 3, "reencoding": 3, "upkeep": 3, "backup": 3, "following": 3,
     "watching": 3, "collection": 3, "text_rag": 3, "rag": 3, "answering": 3,
-    "finding": 3, "logit_answers": 3, "requery": 3, "own_passages": 3, "pretrained": 3, "rag_checkpoint": 3,
+    "finding": 3, "fitting": 3, "logit_answers": 3, "requery": 3, "own_passages": 3, "pretrained": 3,
+    "rag_checkpoint": 3,
     "console": 5, "exits": 5, "doctor": 5, "cli": 5,
 }  # fmt: skip
 

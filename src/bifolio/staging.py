@@ -26,9 +26,14 @@ def check_free(path: Path) -> Path:
 
     Raises:
         CollectionExistsError: something is there.
-        UsageError: an empty folder is there that cannot be replaced.
+        UsageError: an empty folder is there that cannot be replaced, or the name is no UTF-8.
     """
     target = path.resolve()
+    try:
+        str(target).encode()
+    except UnicodeEncodeError as error:  # the lexical index takes its folder as a text
+        shown = os.fsencode(target).decode("utf-8", "replace")
+        raise UsageError(f"{shown} is no UTF-8: choose another name for the collection") from error
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise CollectionExistsError(f"{path} exists already and will not be overwritten: choose another name")
     if target.exists() and (target.is_mount() or target == Path.cwd()):

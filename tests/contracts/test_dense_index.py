@@ -16,7 +16,7 @@ import pytest
 
 from bifolio.errors import CollectionDamagedError, UsageError
 from bifolio.protocols import DenseIndex
-from contracts.dense_index import NAMES, RECALL, D, check, draw, index_class, recall
+from contracts.dense_index import NAMES, RECALL, D, brute_force, check, draw, index_class, recall
 
 
 @pytest.fixture(params=NAMES)
@@ -150,6 +150,69 @@ def test_empty_index_and_no_queries(make):
     index.add(draw(1, 6), np.arange(6))
     scores, ids = index.search(draw(0, 3)[:0], 4)
     assert scores.shape == ids.shape == (0, 4)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.002, 0.05, 0.3, 0.97, 1.0])
+def test_only_what_is_allowed(make, big, share):
+    """As many as there are, up to k, of few, of many and of all; what was deleted is not allowed any more."""
+    vectors, ids = big
+    small = np.arange(len(ids))
+    index = make(16)
+    index.add(vectors, small)
+    allowed = np.random.default_rng(5).random(len(ids)) < share
+    for k in (1, 10, 100):
+        scores, found = index.search(draw(2, 20, 16), k, allowed)
+        assert scores.shape == found.shape == (20, min(k, int(allowed.sum())))
+        assert allowed[found].all()
+        if found.size:
+            want_scores, want = brute_force(draw(2, 20, 16), vectors[allowed], small[allowed], k)
+            assert sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), want.tolist(), strict=True)) >= (
+                RECALL * want.size
+            )
+            products = np.einsum("qd,qkd->qk", draw(2, 20, 16), vectors[found])
+            np.testing.assert_allclose(scores, products, rtol=1e-5, atol=1e-5)
+            assert (np.diff(scores, axis=1) <= 0).all()
+    if allowed.any():
+        check_all = index.search(draw(2, 3, 16), len(ids), allowed)
+        assert np.array_equal(check_all[1], brute_force(draw(2, 3, 16), vectors[allowed], small[allowed], len(ids))[1])
+
+
+def test_a_mask_is_by_id_and_what_lies_beyond_it_is_not_allowed(make):
+    vectors, ids = draw(0, 40), np.random.default_rng(1).permutation(10**6)[:40]
+    index = make()
+    index.add(vectors, ids)
+    allowed = np.zeros(int(np.sort(ids)[20]) + 1, dtype=bool)
+    chosen = ids[ids < len(allowed)][::2]
+    allowed[chosen] = True
+    scores, found = index.search(draw(1, 3), 40, allowed)
+    picked = np.isin(ids, chosen)
+    want_scores, want = brute_force(draw(1, 3), vectors[picked], ids[picked], 40)
+    assert found.tolist() == want.tolist()
+    np.testing.assert_allclose(scores, want_scores, rtol=1e-6, atol=1e-6)
+    assert index.search(draw(1, 3), 4, np.zeros(0, dtype=bool))[1].shape == (3, 0)
+    index.add(draw(7, 1), np.array([chosen[0] + 10**6]))  # an added one is beyond the mask, too
+    assert index.search(draw(1, 3), 40, allowed)[1].tolist() == want.tolist()
+    assert index.search(draw(1, 3), 50)[1].shape == (3, 41)
+
+
+@pytest.mark.parametrize("allowed", [[True, False], np.ones(3), np.ones((2, 2), dtype=bool), np.array([0, 1])])
+def test_a_mask_of_another_kind_is_refused(make, allowed):
+    index = make()
+    index.add(draw(0, 3), np.arange(3))
+    with pytest.raises(UsageError, match=r"allowed is .*expected a 1-d mask"):
+        index.search(draw(1, 1), 2, allowed)
+
+
+def test_masks_in_ten_threads(make):
+    vectors, ids = draw(0, 600), np.arange(600)
+    index = make()
+    index.add(vectors, ids)
+    masks = [np.random.default_rng(seed).random(600) < 0.4 for seed in range(20)]
+    alone = [index.search(draw(1, 5), 10, mask) for mask in masks]
+    with ThreadPoolExecutor(10) as pool:
+        results = list(pool.map(lambda mask: index.search(draw(1, 5), 10, mask), masks))
+    for (scores, found), (want_scores, want) in zip(results, alone, strict=True):
+        assert np.array_equal(found, want) and np.array_equal(scores, want_scores)
 
 
 def test_large_ids(make):

@@ -42,7 +42,7 @@ def test_a_graph_that_reaches_too_few_is_completed():
     index = cls(16, argument)
     index.add(vectors, ids)
     queries = draw(2, 5, 16)
-    _, positions = index._candidates(queries, 1916)
+    _, positions = index._candidates(queries, 1916, None)
     assert ((positions >= 0).sum(axis=1) < 1900).all()
     check(index, queries, vectors, ids, 1900)
 
@@ -80,7 +80,7 @@ def test_a_graph_that_finds_too_little_is_completed():
     index.add(vectors, ids)
     wanted = index.search(draw(1, 3), 10)
 
-    def nothing(queries, count):
+    def nothing(queries, count, keep):
         return np.zeros((len(queries), count), np.float32), np.full((len(queries), count), -1)
 
     index._candidates = nothing

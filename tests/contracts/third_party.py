@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 
 from bifolio.errors import CollectionDamagedError, UsageError
-from bifolio.topk import UsedIds, as_ids, as_queries, as_vectors, best, inner_products, largest_norm
+from bifolio.topk import Letting, Part, UsedIds, as_ids, as_queries, as_vectors, best, inner_products, largest_norm
 
 
 class PlainIndex:
-    """Every vector is scored for every question."""
+    """Every allowed vector is scored for every question."""
 
     def __init__(self, dimension, argument=""):
         if dimension < 1 or argument:
@@ -24,10 +24,12 @@ class PlainIndex:
         self.used.add(ids)
         self.vectors, self.ids = np.concatenate([self.vectors, vectors]), np.concatenate([self.ids, ids])
 
-    def search(self, queries, k):
+    def search(self, queries, k, allowed=None):
         queries, _ = as_queries(queries, self.vectors.shape[1], k, largest_norm(self.vectors, "vectors"))
-        rows = [best(inner_products(query, self.vectors), self.ids, k) for query in queries]
-        shape = len(queries), min(k, len(self))
+        kept, count = Letting().through([Part(self.vectors, self.ids, 0.0)], allowed)
+        vectors, ids = (self.vectors, self.ids) if kept is None else (self.vectors[kept[0]], self.ids[kept[0]])
+        rows = [best(inner_products(query, vectors), ids, k) for query in queries]
+        shape = len(queries), min(k, count)
         scores = np.array([row[0] for row in rows], np.float32).reshape(shape)
         return scores, np.array([row[1] for row in rows], np.int64).reshape(shape)
 

@@ -192,9 +192,10 @@ def test_bytes_that_are_no_text(here):
     done = run(b"ls", b"no\xffwhere")
     assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
     done = run(b"ingest", b"docs", b"-c", b"odd\xff", b"--json")
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert json.loads(done.stdout)["passages"] == 4
-    assert run(b"ls", b"odd\xff").returncode == 0
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.decode().endswith("odd\ufffd is no UTF-8: choose another name for the collection\n")
+    assert done.stderr.count(b"\n") == 1
+    assert not Path(os.fsdecode(b"odd\xff")).exists()
 
 
 def test_an_unfamiliar_language_is_a_warning(here):

@@ -42,7 +42,7 @@ def test_a_collection_of_a_pair_is_opened_with_a_rag_checkpoint_s_question_encod
         ids = [passage.id for passage in collection.passages()]
         vectors = collection.snapshot().vectors(ids)
     with Collection.open("c", encoder=tuned) as collection:
-        scores = {hit.passage.id: hit.score for hit in collection.retrieve("the cat sat", 9)}
+        scores = {hit.passage.id: hit.score for hit in collection.retrieve("the cat sat", 9, mode="dense")}
         expected = vectors @ tuned.encode_questions(["the cat sat"])[0]
         np.testing.assert_allclose([scores[name] for name in ids], expected, rtol=1e-5)
         write_files(here / "docs", {"new.txt": "A new stone.\n"})

@@ -28,7 +28,7 @@ def test_what_many_files_share_is_said_once():
         "  skipped  a.bin: binary data (ELF)",
         "  warning  5 files, such as 1.html: 1 of 9 passages are longer",
         "manuals: 12 documents, 50 passages",
-        "6 files: 5 warning, 1 skipped · 20 passages encoded in 2.0 s, 10.0 passages/s",
+        "6 files: 5 warning, 1 skipped · 20 passages encoded in 2.0 s, 10.0 passages/s · generation 3",
     ]
 
 

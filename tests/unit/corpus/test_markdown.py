@@ -65,6 +65,8 @@ def test_front_matter_becomes_metadata_and_empty_lines():
         "draft": False,
         "date": "2020-01-02",
         "url": "http://x/#y",
+        "tags": ("a", "b"),
+        "list": ("a",),
     }
     assert type(found.metadata["year"]) is int
     assert found.title == "A: b"
@@ -117,6 +119,7 @@ def test_scalars_of_front_matter():
         "n": 3,
         "q": "it's",
         "d": 'a "b" #c',
+        "flow": ("a", "b"),
     }
     assert found.text.strip() == "Body"
 
