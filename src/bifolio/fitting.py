@@ -24,14 +24,16 @@ from bifolio.retrieval_options import MODES, Mode
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEXICAL_WEIGHT = 10.0
-"""Mode hybrid: nats that the best word match adds. Chosen on wikiqa dev with MiniLM (scale 20)."""
-LEXICAL_SCALE = 0.3
-"""Mode lexical: nats for one unit of BM25. Fitted on wikiqa dev."""
-HYBRID_NO_PASSAGE = 0.9
-"""Mode hybrid: share of the words' weight that b gains over mode dense. Fitted on wikiqa dev and unanswerable."""
-LEXICAL_NO_PASSAGE = 8.0
-"""Mode lexical: b. Fitted on the same."""
+HYBRID_SCALE = 0.6
+"""Mode hybrid: what the encoder's own scale is multiplied with. Fitted on wikiqa dev with MiniLM, k = 5."""
+HYBRID_WEIGHT = 7.5
+"""Mode hybrid: nats for a share of 1 of the question's words. Fitted on the same."""
+HYBRID_NO_PASSAGE = 1.0
+"""Mode hybrid: the share whose nats b gains over the encoder's own. Fitted on the same and on unanswerable ones."""
+LEXICAL_WEIGHT = 12.0
+"""Mode lexical: nats for a share of 1. Fitted on wikiqa dev, k = 5."""
+LEXICAL_NO_PASSAGE = 10.0
+"""Mode lexical: b. Fitted on the same and on unanswerable ones."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Prior:
     Attributes:
         scale: 1/tau, multiplies the dense scores; 0 where they do not count (mode lexical).
         no_passage_logit: b, the logit of the branch that reads no passage, after the scale; None: no such branch.
-        lexical_weight: Nats that the best word match adds in mode hybrid, and nats for one unit of BM25 in mode
-            lexical; without meaning in mode dense.
+        lexical_weight: Nats for saying all words of the question (a share of 1) in modes hybrid and lexical; without
+            meaning in mode dense.
 
     Raises:
         UsageError: ``lexical_weight`` is negative or not finite.
@@ -85,12 +87,13 @@ class Prior:
 def default_prior(mode: Mode, encoder: Callable[[], EncoderSpec]) -> Prior:
     """The prior of a mode before anything is fitted; ``encoder`` is asked for only where its scores count."""
     if mode == "lexical":
-        return Prior(0.0, LEXICAL_NO_PASSAGE, LEXICAL_SCALE)
+        return Prior(0.0, LEXICAL_NO_PASSAGE, LEXICAL_WEIGHT)
     spec = encoder()
     if mode == "dense":
         return Prior(spec.prior_scale, spec.no_passage_logit)
     b = spec.no_passage_logit
-    return Prior(spec.prior_scale, None if b is None else b + HYBRID_NO_PASSAGE * LEXICAL_WEIGHT, LEXICAL_WEIGHT)
+    b = None if b is None else HYBRID_SCALE * b + HYBRID_NO_PASSAGE * HYBRID_WEIGHT
+    return Prior(HYBRID_SCALE * spec.prior_scale, b, HYBRID_WEIGHT)
 
 
 @dataclass(frozen=True)
@@ -165,12 +168,12 @@ class Judged:
 
     Attributes:
         dense: s of each; not looked at in mode lexical.
-        lexical: BM25 of each; not looked at in mode dense.
+        shares: How much of the question each says in its words; not looked at in mode dense.
         right: Which of them answer the question; none where no passage does.
     """
 
     dense: Float[np.ndarray, " n"]
-    lexical: Float[np.ndarray, " n"]
+    shares: Float[np.ndarray, " n"]
     right: Bool[np.ndarray, " n"]
 
 
@@ -241,9 +244,7 @@ _Table = tuple[Float64[np.ndarray, "m F"], Float64[np.ndarray, " m"], Bool[np.nd
 def _table(one: Judged, mode: Mode, names: Sequence[str], scale: float) -> _Table:
     """Features of each branch, what its logit has besides, and whether it is right; the last one reads no passage."""
     n = len(one.right)
-    words = one.lexical.astype(np.float64) if mode != "dense" else np.zeros(n)
-    if mode == "hybrid" and words.max(initial=0.0) > 0:
-        words = words / words.max()
+    words = one.shares.astype(np.float64) if mode != "dense" else np.zeros(n)
     columns = {"scale": one.dense.astype(np.float64), "words": words, "b": np.zeros(n)}
     features = np.stack([columns[name] for name in names], axis=1)
     base = scale * one.dense.astype(np.float64) if scale else np.zeros(n)

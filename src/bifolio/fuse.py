@@ -44,22 +44,22 @@ def reciprocal_rank(
 
 
 def weighted(
-    dense: Float[np.ndarray, " n"], lexical: Float[np.ndarray, " n"], *, scale: float, weight: float
+    dense: Float[np.ndarray, " n"], shares: Float[np.ndarray, " n"], *, scale: float, weight: float
 ) -> Float64[np.ndarray, " n"]:
-    """Logits ``scale * s + weight * b / max(b)``: the best word match of all adds ``weight`` nats, no match adds none.
+    """Logits ``scale * s + weight * share``: saying about all that the question says is worth ``weight`` nats.
 
-    A convex combination of a dense score and a lexical one that is normalised by its maximum, whose minimum is known
-    to be 0 (Bruch, Gai and Ingber 2023, arXiv:2210.11934), put on the scale of the prior.
+    A convex combination of a dense score and a lexical one that is normalised (Bruch, Gai and Ingber 2023,
+    arXiv:2210.11934), put on the scale of the prior. It is normalised by what the question's words are worth, not by
+    the best match among the passages: so a passage's logit does not depend on what else was found, and a question
+    whose words no passage has is left to the dense scores.
 
     Args:
         dense: s, inner products.
-        lexical: b >= 0, BM25; 0 where no word matches.
+        shares: How much of the question each passage says, from 0 on.
         scale: 1/tau of the prior.
         weight: Nats.
     """
-    s, b = dense.astype(np.float64), lexical.astype(np.float64)
-    largest = float(b.max(initial=0.0))
-    logits: Float64[np.ndarray, " n"] = scale * s + (weight * (b / largest) if largest > 0 else 0.0)
+    logits: Float64[np.ndarray, " n"] = scale * dense.astype(np.float64) + weight * shares.astype(np.float64)
     return logits
 
 

@@ -105,7 +105,7 @@ class DenseIndex(Protocol):
 
 @runtime_checkable
 class LexicalIndex(Protocol):
-    """Passages by the words that they share with a question, scored by BM25. Rows are the caller's."""
+    """Passages by the words that they have in common with a question. Rows are the caller's."""
 
     def add(self, rows: Sequence[int], texts: Sequence[str]) -> None:
         """Add passages under rows that are not used yet."""
@@ -114,11 +114,11 @@ class LexicalIndex(Protocol):
     def search(
         self, question: str, k: int, allowed: Bool[np.ndarray, " R"] | None = None
     ) -> tuple[Float32[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """Scores and rows of the best that have a word of the question (any text), as :meth:`DenseIndex.search`."""
+        """BM25 and rows of the best that have a word of the question (any text), as :meth:`DenseIndex.search`."""
         ...
 
-    def score(self, question: str, rows: Sequence[int]) -> Float32[np.ndarray, " n"]:
-        """Scores of given rows, 0 where no word matches."""
+    def shares(self, question: str, rows: Sequence[int]) -> Float32[np.ndarray, " n"]:
+        """How much of the question each of some rows says: 0 where no word matches, about 1 for all of its words."""
         ...
 
 

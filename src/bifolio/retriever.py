@@ -56,15 +56,15 @@ class PassageSnapshot(Protocol):
     def matching(
         self, question: str, k: int, allowed: Bool[np.ndarray, " R"] | None = None
     ) -> tuple[Float32[np.ndarray, " n"], _Rows]:
-        """Scores and rows of the best allowed passages with a word of the question by BM25, up to k of them."""
+        """BM25 and rows of the best allowed passages with a word of the question, up to k of them."""
         ...
 
     def dense_scores(self, query: Float32[np.ndarray, " D"], rows: _Rows) -> Float32[np.ndarray, " n"]:
         """Inner products with the vectors of rows."""
         ...
 
-    def lexical_scores(self, question: str, rows: _Rows) -> Float32[np.ndarray, " n"]:
-        """BM25 of rows, 0 where no word matches."""
+    def lexical_shares(self, question: str, rows: _Rows) -> Float32[np.ndarray, " n"]:
+        """How much of the question rows say in its words: 0 where no word matches, about 1 for all of its words."""
         ...
 
     def row_vectors(self, rows: _Rows) -> Float32[np.ndarray, "n D"]:
@@ -266,21 +266,24 @@ class _Search(NamedTuple):
     def _propose(self, width: int) -> _Pool:
         """The best of each side, ranked together; what one side lacks of the other's is computed."""
         now, prior, mode = self.now, self.prior, self.chosen.mode
-        by_words = _NONE if mode == "dense" else now.matching(self.question, width, self.allowed)
+        by_words = _NONE if mode == "dense" else now.matching(self.question, width, self.allowed)[1]
         if self.query is None:
-            logits = prior.lexical_weight * by_words[0].astype(np.float64)
-            return _Pool(by_words[1], np.zeros(len(logits)), logits, len(logits) < width)
+            shares = now.lexical_shares(self.question, by_words)
+            order = np.lexsort((by_words, -shares))
+            logits = fuse.weighted(np.zeros(len(shares)), shares, scale=0.0, weight=prior.lexical_weight)
+            return _Pool(by_words, np.zeros(len(logits)), logits, len(logits) < width).at(order)
         by_meaning = now.nearest(self.query, width, self.allowed)
         complete = len(by_meaning[1]) < width
         if mode == "dense":
             dense = by_meaning[0].astype(np.float64)
             return _Pool(by_meaning[1], dense, prior.scale * dense, complete)
-        rows = np.union1d(by_meaning[1], by_words[1])
+        rows = np.union1d(by_meaning[1], by_words)
         dense = now.dense_scores(self.query, rows).astype(np.float64)
-        words = now.lexical_scores(self.question, rows)
-        logits = fuse.weighted(dense, words, scale=prior.scale, weight=prior.lexical_weight)
+        shares = now.lexical_shares(self.question, rows)
+        logits = fuse.weighted(dense, shares, scale=prior.scale, weight=prior.lexical_weight)
         if self.chosen.fusion == "rrf":
-            _, ranked = fuse.reciprocal_rank([by_meaning[1], by_words[1]])
+            mine = shares[np.searchsorted(rows, by_words)]
+            _, ranked = fuse.reciprocal_rank([by_meaning[1], by_words[np.lexsort((by_words, -mine))]])
             order = np.searchsorted(rows, ranked)
         else:
             order = np.argsort(-logits, kind="stable")  # rows ascend: ties go to the smaller one
@@ -306,7 +309,7 @@ class _Search(NamedTuple):
         return places, [passages[place] for place in places], [tuple(doubles[place]) for place in places]
 
 
-_NONE = np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int64)
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 def _hits(

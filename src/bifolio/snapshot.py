@@ -183,9 +183,9 @@ class Snapshot:
         """The best allowed passages with a word of ``question`` by BM25, up to k of them: scores and rows."""
         return self._lexical.search(question, k, self.visible if allowed is None else allowed)
 
-    def lexical_scores(self, question: str, rows: Int64[np.ndarray, " n"]) -> Float32[np.ndarray, " n"]:
+    def lexical_shares(self, question: str, rows: Int64[np.ndarray, " n"]) -> Float32[np.ndarray, " n"]:
         """BM25 of given rows, 0 where no word matches."""
-        return self._lexical.score(question, rows.tolist())
+        return self._lexical.shares(question, rows.tolist())
 
     @cached_property
     def _dense(self) -> Beside:

@@ -36,7 +36,7 @@ def test_gradients_reach_dense_scores_and_offsets_are_constants():
 
 def test_default_priors_of_the_modes():
     assert default_prior("dense", lambda: SPEC) == Prior(20.0, 8.0)
-    assert default_prior("hybrid", lambda: SPEC) == Prior(20.0, 8.0 + 9.0, 10.0)
+    assert default_prior("hybrid", lambda: SPEC) == Prior(12.0, 0.6 * 8.0 + 7.5, 7.5)
     bare = EncoderSpec("m", "sha256:m", 4, 1.0, None, 64)
     assert default_prior("hybrid", lambda: bare).no_passage_logit is None
     asked = []
@@ -55,12 +55,12 @@ def drawn(count, scale, weight, b=None, seed=0, n=6):
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(count):
-        dense, lexical = rng.normal(size=n), rng.uniform(0, 5, size=n)
-        logits = scale * dense + weight * lexical / lexical.max()
+        dense, shares = rng.normal(size=n), rng.uniform(0, 1.5, size=n)
+        logits = scale * dense + weight * shares
         logits = logits if b is None else np.append(logits, b)
         p = np.exp(logits - np.logaddexp.reduce(logits))
         chosen = rng.choice(len(p), p=p)
-        made.append(Judged(dense, lexical, np.arange(n) == chosen))
+        made.append(Judged(dense, shares, np.arange(n) == chosen))
     return made
 
 
@@ -80,7 +80,7 @@ def test_the_maximum_is_one():
     def slow(scale, weight):
         total = 0.0
         for one in judged:
-            logits = scale * one.dense + weight * one.lexical / one.lexical.max()
+            logits = scale * one.dense + weight * one.shares
             total += np.logaddexp.reduce(logits) - logits[one.right][0]
         return total / len(judged)
 

@@ -29,9 +29,9 @@ def test_nothing_to_fuse():
         fuse.reciprocal_rank([[1]], k=-1)
 
 
-def test_the_best_word_match_adds_the_weight():
-    logits = fuse.weighted(np.array([0.5, 0.2, 0.1]), np.array([0.0, 8.0, 4.0]), scale=20.0, weight=10.0)
-    assert logits.tolist() == pytest.approx([10.0, 14.0, 7.0])
+def test_a_share_of_the_words_adds_its_part_of_the_weight():
+    logits = fuse.weighted(np.array([0.5, 0.2, 0.1]), np.array([0.0, 1.0, 1.5]), scale=20.0, weight=10.0)
+    assert logits.tolist() == pytest.approx([10.0, 14.0, 17.0])
 
 
 def test_no_word_match_adds_nothing():

@@ -8,7 +8,7 @@ import pytest
 
 from bifolio import Collection, Retriever
 from bifolio.errors import ModelError, UsageError
-from bifolio.fitting import HYBRID_NO_PASSAGE, LEXICAL_NO_PASSAGE, LEXICAL_SCALE, LEXICAL_WEIGHT, Prior
+from bifolio.fitting import HYBRID_NO_PASSAGE, HYBRID_SCALE, HYBRID_WEIGHT, LEXICAL_NO_PASSAGE, LEXICAL_WEIGHT, Prior
 from bifolio.retrieval_options import RetrievalOptions
 from bifolio.types import Passage
 from fakes import FakeEncoder, bag, words, write_files
@@ -25,7 +25,7 @@ QUESTION = "where sat the cat"
 
 
 class Snapshot:
-    """Brute force; BM25 is the number of question words that a text has."""
+    """Brute force; a text says as much of a question as the number of its words that it has."""
 
     generation = "7"
 
@@ -44,7 +44,7 @@ class Snapshot:
     def dense_scores(self, query, rows):
         return (self.row_vectors(rows) @ query).astype(np.float32)
 
-    def lexical_scores(self, question, rows):
+    def lexical_shares(self, question, rows):
         return np.array([len(set(words(question)) & set(words(self.texts[r]))) for r in rows], dtype=np.float32)
 
     def _best(self, scores, rows, k):
@@ -57,8 +57,8 @@ class Snapshot:
 
     def matching(self, question, k, allowed=None):
         rows = np.flatnonzero(allowed)
-        rows = rows[self.lexical_scores(question, rows) > 0]
-        return self._best(self.lexical_scores(question, rows), rows, k)
+        rows = rows[self.lexical_shares(question, rows) > 0]
+        return self._best(self.lexical_shares(question, rows), rows, k)
 
     def passages_of(self, rows):
         return [Passage(f"p{row}", self.texts[row], source=f"s{row}") for row in rows]
@@ -79,7 +79,7 @@ def rows(hits):
 def parts(texts=TEXTS):
     store = Snapshot(list(texts), None)
     everything = np.arange(len(texts))
-    return store.dense_scores(bag(QUESTION), everything), store.lexical_scores(QUESTION, everything)
+    return store.dense_scores(bag(QUESTION), everything), store.lexical_shares(QUESTION, everything)
 
 
 def softmax(logits):
@@ -98,17 +98,19 @@ def test_dense_is_the_softmax_of_the_encoders_scores():
     np.testing.assert_array_equal(found.vectors(), np.stack([bag(TEXTS[row]) for row in order]))
 
 
-def test_hybrid_adds_the_share_of_the_best_word_match():
+def test_hybrid_adds_what_the_words_say():
     found = Retriever(Store()).retrieval(QUESTION, 4)
     s, b = parts()
-    logits = 10 * s + LEXICAL_WEIGHT * b / b.max()
+    logits = 10 * HYBRID_SCALE * s + HYBRID_WEIGHT * b
     order = np.argsort(-logits)[:4]
     assert rows(found.hits) == order.tolist()
     assert [hit.score for hit in found.hits] == pytest.approx(logits[order].tolist(), rel=1e-5)
     assert found.scores == pytest.approx(s[order].tolist())
-    assert found.offsets == pytest.approx((LEXICAL_WEIGHT * b / b.max())[order].tolist(), abs=1e-5)
+    assert found.offsets == pytest.approx((HYBRID_WEIGHT * b)[order].tolist(), abs=1e-5)
     assert np.exp([hit.log_prior for hit in found.hits]) == pytest.approx(softmax(logits[order]), abs=1e-6)
-    assert found.prior == Prior(10.0, 1.5 + HYBRID_NO_PASSAGE * LEXICAL_WEIGHT, LEXICAL_WEIGHT)
+    assert found.prior == Prior(
+        10 * HYBRID_SCALE, 1.5 * HYBRID_SCALE + HYBRID_NO_PASSAGE * HYBRID_WEIGHT, HYBRID_WEIGHT
+    )
     beside = found.log_prior(no_passage=True).exp().tolist()
     expected = softmax(np.append(logits[order], found.prior.no_passage_logit))
     assert beside == pytest.approx(expected.tolist(), abs=1e-6)
@@ -128,9 +130,9 @@ def test_lexical_finds_passages_with_a_word_and_asks_no_encoder():
     store.now.encoder = None
     found = Retriever(store).retrieval("salt dog pepper", 5, mode="lexical")
     assert rows(found.hits) == [4, 1, 2]
-    assert [hit.score for hit in found.hits] == pytest.approx([3 * LEXICAL_SCALE, LEXICAL_SCALE, LEXICAL_SCALE])
+    assert [hit.score for hit in found.hits] == pytest.approx([3 * LEXICAL_WEIGHT, LEXICAL_WEIGHT, LEXICAL_WEIGHT])
     assert found.scores == (0.0, 0.0, 0.0)
-    assert found.prior == Prior(0.0, LEXICAL_NO_PASSAGE, LEXICAL_SCALE)
+    assert found.prior == Prior(0.0, LEXICAL_NO_PASSAGE, LEXICAL_WEIGHT)
     assert math.fsum(math.exp(hit.log_prior) for hit in found.hits) == pytest.approx(1, abs=1e-6)
     assert Retriever(store).retrieve("zebra", 5, mode="lexical") == ()
 
@@ -142,7 +144,7 @@ def test_rrf_orders_by_ranks_and_keeps_the_scores_prior():
     by_b = [row for row in np.lexsort((np.arange(6), -b)).tolist() if b[row] > 0]
     ranks = {r: sum(1 / (61 + side.index(r)) for side in (by_s, by_b) if r in side) for r in range(6)}
     assert rows(found.hits) == sorted(ranks, key=lambda r: (-ranks[r], r))
-    logits = 10 * s + LEXICAL_WEIGHT * b / b.max()
+    logits = 10 * HYBRID_SCALE * s + HYBRID_WEIGHT * b
     assert [hit.score for hit in found.hits] == pytest.approx([logits[r] for r in rows(found.hits)], rel=1e-5)
 
 
@@ -193,6 +195,7 @@ class ByLength:
 @pytest.mark.parametrize("mode", ["dense", "hybrid"])
 def test_a_reranker_orders_the_best_again_and_adds_to_their_logits(mode):
     before = Retriever(Store()).retrieval(QUESTION, 4, mode=mode)
+    scale = before.prior.scale
     reranker = ByLength()
     found = Retriever(Store(), reranker=reranker).retrieval(QUESTION, 2, mode=mode, rerank=4)
     assert reranker.read == [(QUESTION, rows(before.hits))]
@@ -203,7 +206,7 @@ def test_a_reranker_orders_the_best_again_and_adds_to_their_logits(mode):
     for row, hit, s, offset in zip(rows(found.hits), found.hits, found.scores, found.offsets, strict=True):
         assert s == pytest.approx(old[row][0])
         assert offset == pytest.approx(old[row][1] + 100 * len(TEXTS[row]), rel=1e-5)
-        assert hit.score == pytest.approx(10 * s + offset)
+        assert hit.score == pytest.approx(scale * s + offset)
 
 
 def test_a_reranker_reads_k_passages_where_k_is_larger():
@@ -273,7 +276,7 @@ def test_a_prior_of_ones_own():
     own = Prior(3.0, -1.0, 2.0)
     found = Retriever(Store(), prior=own).retrieval(QUESTION, 6)
     s, b = parts()
-    logits = 3 * s + 2 * b / b.max()
+    logits = 3 * s + 2 * b
     assert sorted(hit.score for hit in found.hits) == pytest.approx(sorted(logits.tolist()), rel=1e-5)
     assert Retriever(Store(), prior=own).retrieval(QUESTION, 6, mode="lexical").prior == Prior(0.0, -1.0, 2.0)
 
