@@ -184,7 +184,7 @@ class Snapshot:
         return self._lexical.search(question, k, self.visible if allowed is None else allowed)
 
     def lexical_shares(self, question: str, rows: Int64[np.ndarray, " n"]) -> Float32[np.ndarray, " n"]:
-        """BM25 of given rows, 0 where no word matches."""
+        """How much of ``question`` each of given rows says, see :meth:`bifolio.indexes.lexical.BM25Index.shares`."""
         return self._lexical.shares(question, rows.tolist())
 
     @cached_property

@@ -6,7 +6,8 @@ of neighbouring words that it has, over what the question's words are worth (the
 BM25 it is of one size for short and long questions, so that it can be weighed against a dense score.
 
 How rare a word is, and how long passages are, is counted over all passages of the index, also over those that
-``allowed`` leaves out: they can shift scores a little, and never appear.
+``allowed`` leaves out: they can shift scores a little, and never appear. Nothing is deleted here, for an older
+generation may be swapped in again: a deleted passage is one that ``allowed`` leaves out.
 """
 
 from __future__ import annotations
@@ -161,14 +162,8 @@ class BM25Index:
             document.add_text("text", " ".join(words(text)))
             writer.add_document(document)
 
-    def remove(self, rows: Sequence[int]) -> None:
-        """Remove passages; rows that are not there are none."""
-        writer = self._writing()
-        for row in rows:
-            writer.delete_documents_by_term("row", int(row))
-
     def commit(self) -> None:
-        """Put what was added and removed on the disk; from here on this object finds it."""
+        """Put what was added on the disk; from here on this object finds it."""
         if self._writer is not None:
             with _complaints(self._folder):
                 self._writer.commit()
