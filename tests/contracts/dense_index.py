@@ -7,7 +7,7 @@ from bifolio import registry
 
 # Every index that the registry knows, those of installed packages with an entry point too, without an argument; and
 # those with an argument that are tested as well.
-NAMES = sorted({*registry.names("index"), "faiss:flat", "faiss:hnsw", "faiss:hnsw16"})
+NAMES = sorted({*registry.names("index"), "faiss:flat", "faiss:hnsw", "faiss:hnsw16", "faiss:ivfpq"})
 RECALL = 0.95
 """What an approximate index must find, on average, of the k best of 2,000 x 16 normally distributed vectors."""
 D = 24

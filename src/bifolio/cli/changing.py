@@ -54,7 +54,7 @@ def _reading_options(command: Command) -> Command:
             ),
             click.option("--encoder", help="Model id, for a new collection; QUESTION,PASSAGE for a DPR pair."),
             click.option(
-                "--index", help="auto, exact, faiss:flat or faiss:hnsw, for a new collection.  [default: auto]"
+                "--index", help="auto, exact, faiss:flat, faiss:hnsw or faiss:ivfpq, for a new one.  [default: auto]"
             ),
             click.option(
                 "--precision",

@@ -13,6 +13,8 @@ from bifolio.protocols import DenseIndex
 
 SCANNED = 100_000 * 384
 """Numbers that an exact search reads in about ten milliseconds on a laptop."""
+GRAPHED = 2**30
+"""Numbers, 4 GiB of them, beyond which a graph, that goes anywhere in them, asks for more memory than a laptop spares."""
 _SAMPLE = 100  # vectors that are questions
 _LOT = 65_536  # vectors that are compared at once
 
@@ -24,6 +26,8 @@ def choose(count: int, dimension: int) -> tuple[str, str]:
         return "exact", f"{size} are looked through in about ten milliseconds"
     if importlib.util.find_spec("faiss") is None:
         return "exact", f"{size} would be found faster by a graph: pip install 'bifolio[faiss]'"
+    if count * dimension > GRAPHED:
+        return "faiss:ivfpq", f"{size} need {count * dimension * 4 / 2**30:.0f} GiB in a graph: codes in lists need less"
     return "faiss:hnsw", f"{size} take long to look through, and a graph visits few of them"
 
 
