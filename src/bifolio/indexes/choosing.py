@@ -14,7 +14,7 @@ from bifolio.protocols import DenseIndex
 SCANNED = 100_000 * 384
 """Numbers that an exact search reads in about ten milliseconds on a laptop."""
 GRAPHED = 2**30
-"""Numbers, 4 GiB of them, beyond which a graph, that goes anywhere in them, asks for more memory than a laptop spares."""
+"""Numbers, 4 GiB of them, beyond which a graph, which goes anywhere in them, takes more memory than a laptop has."""
 _SAMPLE = 100  # vectors that are questions
 _LOT = 65_536  # vectors that are compared at once
 
@@ -27,7 +27,8 @@ def choose(count: int, dimension: int) -> tuple[str, str]:
     if importlib.util.find_spec("faiss") is None:
         return "exact", f"{size} would be found faster by a graph: pip install 'bifolio[faiss]'"
     if count * dimension > GRAPHED:
-        return "faiss:ivfpq", f"{size} need {count * dimension * 4 / 2**30:.0f} GiB in a graph: codes in lists need less"
+        memory = f"{count * dimension * 4 / 2**30:.0f} GiB"
+        return "faiss:ivfpq", f"{size} need {memory} in a graph: codes in lists need less"
     return "faiss:hnsw", f"{size} take long to look through, and a graph visits few of them"
 
 
