@@ -278,6 +278,10 @@ class Catalogue:
                 yield row[0], self._passage((*row[:2], text[row[7] : row[8]], *row[3:-1]))
             first = rows[-1][0] + 1
 
+    def rows_end(self) -> int:
+        """One more than the last row that has a passage; rows behind it may have been given and dropped again."""
+        return int(self.scalar("SELECT coalesce(max(row) + 1, 0) FROM passages"))
+
     def rows_by_id(self, passage_ids: Sequence[str]) -> list[tuple[str, int]]:
         """Ids with the rows that ever had them: several where a file has several versions."""
         found: list[tuple[str, int]] = []

@@ -86,12 +86,12 @@ def catch_up(catalogue: Catalogue, encoder: int, on_progress: OnProgress, *, ane
 
 def _catch_up_lexical(catalogue: Catalogue, on_progress: OnProgress, anew: bool) -> None:
     folder, meta = catalogue.path.parent / "index", catalogue.meta()
-    name, end = meta.get("lexical", {}).get("folder", ""), int(meta["next_row"])
+    name, end = meta.get("lexical", {}).get("folder", ""), catalogue.rows_end()
     index: BM25Index | None = None
     if name and not anew:
         try:
             index = BM25Index.open(folder / name, write=True)
-            if index.upto > end:  # of another history: a backup was put back around it
+            if index.upto > int(meta["next_row"]):  # of another history: a backup was put back around it
                 index.close()
                 index = None
         except CollectionDamagedError as error:
@@ -286,7 +286,7 @@ class Loaded:
 
     def lexical(self, catalogue: Catalogue, meta: dict[str, Any]) -> LexicalIndex:
         """The lexical index, with at least the rows that the catalogue has pinned."""
-        name, end = meta.get("lexical", {}).get("folder", ""), int(meta["next_row"])
+        name, end = meta.get("lexical", {}).get("folder", ""), catalogue.rows_end()
         with self._lock:
             if self._lexical is None or self._lexical[0] != (name, end):
                 self._lexical = (name, end), self._lexical_of(catalogue, name, end)

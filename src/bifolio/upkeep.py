@@ -249,7 +249,7 @@ def stats(catalogue: Catalogue, snapshot: Snapshot) -> dict[str, Any]:
         },
         "precision": meta["precision"],
         "index": {"asked": meta["index"], **{k: entry[k] for k in entry if k not in ("file", "sha256", "block")}},
-        "lexical": {"rows": int(meta["next_row"]) if meta.get("lexical") else 0},
+        "lexical": {"rows": catalogue.rows_end() if meta.get("lexical") else 0},
         "bytes": {**sizes, "all": sum(sizes.values()), "per_passage": round(sum(sizes.values()) / max(1, stored))},
         "split": json.loads(json.dumps(meta.get("settings", {}).get("split", {}))),
     }

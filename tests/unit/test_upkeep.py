@@ -15,6 +15,7 @@ from bifolio import seals
 from bifolio.backup import restore
 from bifolio.collection import Collection
 from bifolio.errors import BifolioError, CollectionDamagedError, CollectionExistsError, MissingPathError
+from bifolio.indexes.lexical import BM25Index
 from fakes import FakeEncoder, bag, write_files
 
 
@@ -276,3 +277,25 @@ def test_a_migration_that_fails_leaves_the_old_one(here):
     assert connection.execute("PRAGMA user_version").fetchone() == (1,)
     assert connection.execute("SELECT count(*) FROM segments").fetchone() == (2,)
     connection.close()
+
+
+def test_rows_that_were_dropped_at_the_end_are_not_missed(here, caplog):
+    """The last file's passages go: the lexical index is complete without them, and is used as it stands."""
+    with build() as collection:
+        collection.remove(["docs/m.md"])
+        collection.compact(keep=1)
+        catalogue = collection.snapshot().catalogue
+        assert (catalogue.rows_end(), catalogue.meta()["next_row"]) == (6, 7)
+        collection.export("c.tar")
+    restore(here / "c.tar", here / "back")
+    for path in ("c", "back"):
+        with Collection.open(path, encoder=FakeEncoder()) as reader:
+            hits = reader.retrieve("text f of the valve", 9, mode="lexical")
+            assert (len(hits), hits[0].passage.text) == (6, "Text f of the valve.")
+            assert isinstance(reader.snapshot()._lexical, BM25Index)
+            assert reader.snapshot()._lexical._folder is not None  # the one on the disk
+    with Collection.open("c", encoder=FakeEncoder()) as writer:
+        write_files(here / "docs", {"z.txt": "A pump at last.\n"})
+        writer.ingest(["docs/z.txt"])
+        assert [hit.passage.text for hit in writer.retrieve("pump", 9, mode="lexical")] == ["A pump at last."]
+    assert [record.getMessage() for record in caplog.records] == []
