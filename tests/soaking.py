@@ -53,7 +53,8 @@ def read(path, seconds):
             except Exception as error:
                 errors.append(repr(error))
             asked += 1
-    sys.stdout.write(json.dumps({"asked": asked, "errors": errors, "mixed": mixed, "seen": seen}) + "\n")
+    told = {"asked": asked, "errors": errors, "mixed": mixed, "seen": seen, "until": end}
+    sys.stdout.write(json.dumps(told) + "\n")
 
 
 def soak(folder, readers, seconds, every):
@@ -87,6 +88,8 @@ def soak(folder, readers, seconds, every):
     waits = []
     for one in told:
         for at, generation in flips:
+            if at > one["until"] - every:  # readers begin, and so end, one after the other
+                continue
             later = [when for when, what in one["seen"] if what == generation and at - 0.5 <= when < at + every]
             waits.append(max(0.0, later[0] - at) if later else float("inf"))
     return {
@@ -95,6 +98,7 @@ def soak(folder, readers, seconds, every):
         "errors": [error for one in told for error in one["errors"]],
         "mixed": [answer for one in told for answer in one["mixed"]],
         "flips": len(flips),
+        "to be seen": len(waits),
         "missed": sum(wait == float("inf") for wait in waits),
         "seen after, s": {q: round(sorted(waits)[int(q * (len(waits) - 1))], 3) for q in (0.5, 0.95, 1.0)},
     }

@@ -42,6 +42,7 @@ from bifolio.reencoding import reencode
 from bifolio.retriever import Retriever
 from bifolio.snapshot import Snapshot
 from bifolio.sources import find_sources
+from bifolio.taking import key_of
 from bifolio.types import Hit, Passage
 from bifolio.vector_files import Precision
 from bifolio.vector_sources import from_column, from_faiss
@@ -283,8 +284,9 @@ class Collection:
     def sync(self, paths: Sequence[str | Path], *, on_progress: OnProgress = _silent, **options: Any) -> IngestReport:
         """As :meth:`ingest`, and remove what was below these paths and is no longer there.
 
-        What cannot be looked into stays. A path that does not exist, or a folder without any file, is an error and not
-        the end of what it had: a disk may not be mounted.
+        A folder that cannot be listed is reported, and what is known under it stays. A path that does not exist, unless
+        it was that of a file, or a folder without any file, is an error and not the end of what it had: a disk may not
+        be mounted.
         """
         return self._change(paths, options, "sync", on_progress)
 
@@ -294,8 +296,10 @@ class Collection:
         chosen = IngestOptions.of(options)
         source = None if chosen.vectors is None else from_column(chosen.vectors)
         with self._changing(action, chosen.wait) as writer:
-            sources = find_sources(paths, self.path, chosen, source, sync=action == "sync")
             now = self._snapshot(writer)
+            draft = Draft(writer)
+            known = (lambda path: draft.of_path(key_of(path)) is not None) if action == "sync" else None
+            sources = find_sources(paths, self.path, chosen, source, sync=known)
             report = run(writer, lambda: now.encoder, sources, source, chosen, action, on_progress)
         self.report = replace(report, collection=str(self.path))
         return self.report

@@ -38,7 +38,7 @@ class Sources:
 
     Attributes:
         files: The files to read, each with the name to show and the folder that it was found under.
-        skipped: What is not read, as it will be reported.
+        skipped: What is not read, as it will be reported: links, and folders that cannot be listed.
         roots: For a sync: absolute paths, files under which are removed if they were not found.
         unknown: Absolute paths that could not be looked into: what is known under them stays.
     """

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bifolio.corpus.files import find_files, skipped_links
+from bifolio.corpus.files import Found, look
 from bifolio.corpus.ignoring import Ignoring
 from bifolio.corpus.metadata import is_sidecar
 from bifolio.errors import MissingPathError, UsageError
@@ -21,7 +21,7 @@ def find_sources(
     options: IngestOptions,
     vectors: VectorSource | None = None,
     *,
-    sync: bool = False,
+    sync: Callable[[Path], bool] | None = None,
 ) -> Sources:
     """The files to read; a collection does not read itself.
 
@@ -30,8 +30,8 @@ def find_sources(
         collection: Where the collection is or will be.
         options: Which of the files are meant.
         vectors: Where they have their vectors, if they have some.
-        sync: Whether what is gone below the paths is to be removed. Then a path that does not exist is no error if the
-            folder that it was in does: it is a file that is gone.
+        sync: Given where what is gone below the paths is to be removed; says whether the collection has a file of a
+            path. A path that does not exist is no error if it was a file, and the folder that it was in is there.
 
     Raises:
         UsageError: ``paths`` is one path and not a list of them, or a glob is none.
@@ -40,10 +40,11 @@ def find_sources(
     if isinstance(paths, str | Path):
         raise UsageError(f"paths is {paths!r}: expected a list of paths, such as [{str(paths)!r}]")
     home = collection.resolve()
-    gone = [path for path in map(Path, paths) if sync and not path.exists() and path.absolute().parent.is_dir()]
+    gone = [path for path in map(Path, paths) if sync is not None and _is_gone(path, sync)]
     there = [path for path in paths if Path(path) not in gone]
-    find = vectors.find if vectors else find_files
-    found = [(path, source) for path, source in find(there) if not path.is_relative_to(home)] if there else []
+    all_of = look(there) if there else Found([], [], [])
+    named = vectors.find(there) if vectors and there else all_of.files
+    found = [(path, source) for path, source in named if not path.is_relative_to(home)]
     roots = {Path(path).resolve() for path in there}
     known: dict[Path, Ignoring | None] = {}
     files = []
@@ -55,9 +56,15 @@ def find_sources(
         ignoring = known[root]
         if (ignoring is None or not ignoring.leaves_out(path)) and not is_sidecar(path):
             files.append((path, source, root if root != path else path.parent))
-    if not files and not (gone and not there):
+    if not files and not all_of.unlisted and not (gone and not there):
         left = f"; {len(found)} are left out by globs or .gitignore" if found else ""
         raise MissingPathError(f"no file to read in {', '.join(map(str, paths)) or 'no path at all'}{left}")
-    skipped = [FileReport(name, "skipped", reason, 0) for name, reason in skipped_links(there)]
-    ends = (*roots, *(path.absolute() for path in gone)) if sync else ()
-    return Sources(files, skipped, ends)
+    reports = [FileReport(name, "skipped", reason, 0) for name, reason in all_of.links]
+    reports += [FileReport(name, "failed", reason, 0) for _, name, reason in all_of.unlisted]
+    ends = () if sync is None else (*roots, *(path.resolve() for path in gone))
+    return Sources(files, reports, ends, tuple(path for path, _, _ in all_of.unlisted))
+
+
+def _is_gone(path: Path, known: Callable[[Path], bool]) -> bool:
+    """Whether a path is that of a file which is no longer there; a folder that is not there may be a disk that is not."""
+    return not path.exists() and path.absolute().parent.is_dir() and known(path.resolve())

@@ -75,6 +75,36 @@ def test_what_may_be_a_disk_that_is_not_mounted_removes_nothing(here):
         with pytest.raises(MissingPathError, match="no such file or folder: docs/deep"):
             collection.sync(["docs/deep"])
         assert len(collection) == 3
+        with pytest.raises(MissingPathError, match=r"no such file or folder: docs/a\.txt"):
+            collection.sync(["docs/a.txt"])  # not even the folder is there
+
+
+def test_a_path_that_never_was_is_an_error_and_no_success(here):
+    with build() as collection:
+        for path in ("dosc", "docs/z.txt", "docs/deep/"):
+            if path == "docs/deep/":
+                (here / "docs/deep/c.txt").unlink()
+                (here / "docs/deep").rmdir()
+            with pytest.raises(MissingPathError, match="no such file or folder: " + path.rstrip("/")):
+                collection.sync([path])
+        assert (len(collection), collection.generation) == (3, "1")
+
+
+def test_what_is_in_a_folder_that_cannot_be_listed_stays(here, monkeypatch):
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    with build() as collection:
+        (here / "docs/a.txt").unlink()
+        monkeypatch.setattr(os, "scandir", refuse)
+        report = collection.sync(["docs"])
+        assert statuses(report) == {"b.txt": "unchanged", "deep": "failed", "a.txt": "removed"}
+        assert [f.reason for f in report.files if f.status == "failed"] == ["cannot be listed: Permission denied"]
+        assert texts(collection) == ["Text b.", "Text c."]
 
 
 def test_all_may_be_removed(here):

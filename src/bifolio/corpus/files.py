@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from bifolio.errors import MissingPathError
 
 
-def find_files(paths: Iterable[str | Path]) -> list[tuple[Path, str]]:
+@dataclass(frozen=True)
+class Found:
+    """What there is at the paths that the user gave.
+
+    Attributes:
+        files: The absolute, resolved path of each file, and the name to show, which is the user's name with ``/``
+            separators.
+        links: Symbolic links that are not followed, those out of their folder and dangling ones: name and reason, in
+            sorted order for each path. A link to a file that is read anyway, under another of the paths, is none.
+        unlisted: Folders below a path that cannot be listed: the absolute path, name and reason.
+    """
+
+    files: list[tuple[Path, str]]
+    links: list[tuple[str, str]]
+    unlisted: list[tuple[Path, str, str]]
+
+
+def look(paths: Iterable[str | Path]) -> Found:
     """Expand files and folders into the files to read.
 
     Folders are walked in sorted order. Hidden entries, symbolic links that leave the folder and entries that are not
@@ -19,60 +37,56 @@ def find_files(paths: Iterable[str | Path]) -> list[tuple[Path, str]]:
     Args:
         paths: Files and folders as the user named them.
 
-    Returns:
-        Pairs of the absolute, resolved path and the name to show, which is the user's name with ``/`` separators.
-
     Raises:
         MissingPathError: A path does not exist, is neither file nor folder, cannot be listed, or holds no file.
     """
+    given = list(map(Path, paths))
     found: dict[Path, str] = {}
-    for given in map(Path, paths):
-        if given.is_dir():
-            pairs = _walk(given)
-            if not pairs:
-                raise MissingPathError(f"no file in folder: {given} (hidden files and links out of it are not read)")
-        elif given.is_file():
-            pairs = [(given.resolve(), given)]
-        elif os.path.lexists(given):
-            raise MissingPathError(f"neither a file nor a folder: {given}")
+    left_out: dict[Path, Path | None] = {}
+    unlisted: dict[Path, str] = {}
+    for one in given:
+        if one.is_dir():
+            before = len(unlisted)
+            pairs = _walk(one, left_out, unlisted)
+            if one in unlisted:
+                raise MissingPathError(f"cannot list folder {one}: {unlisted[one]}")
+            if not pairs and len(unlisted) == before:
+                raise MissingPathError(f"no file in folder: {one} (hidden files and links out of it are not read)")
+        elif one.is_file():
+            pairs = [(one.resolve(), one)]
+        elif os.path.lexists(one):
+            raise MissingPathError(f"neither a file nor a folder: {one}")
         else:
-            raise MissingPathError(f"no such file or folder: {given}")
+            raise MissingPathError(f"no such file or folder: {one}")
         for resolved, named in pairs:
             found.setdefault(resolved, _source_name(named))
-    return list(found.items())
-
-
-def skipped_links(paths: Iterable[str | Path]) -> list[tuple[str, str]]:
-    """The symbolic links that ``find_files`` meets and does not follow: those out of their folder, and dangling ones.
-
-    A link to a file that is read anyway, under another of the paths, is none of them.
-
-    Args:
-        paths: As for ``find_files``.
-
-    Returns:
-        Pairs of the name to show and the reason, in sorted order for each path.
-
-    Raises:
-        MissingPathError: A folder cannot be listed.
-    """
-    given = list(map(Path, paths))
-    read: set[Path] = set()
-    left_out: dict[Path, Path | None] = {}
-    for path in given:
-        read.update([resolved for resolved, _ in _walk(path, left_out)] if path.is_dir() else [path.resolve()])
     folders = [path.resolve() for path in given if path.is_dir()]
-    return [
+    links = [
         (_source_name(link), f"a link out of the folder, to {_source_name(target)}" if target else "a dangling link")
         for link, target in left_out.items()
-        if target is None or (target not in read and target not in folders)
+        if target is None or (target not in found and target not in folders)
     ]
+    shut = [(folder.resolve(), _source_name(folder), f"cannot be listed: {why}") for folder, why in unlisted.items()]
+    return Found(list(found.items()), links, shut)
 
 
-def _walk(root: Path, left_out: dict[Path, Path | None] | None = None) -> list[tuple[Path, Path]]:
+def find_files(paths: Iterable[str | Path]) -> list[tuple[Path, str]]:
+    """The files that :func:`look` finds, where all of them are needed.
+
+    Raises:
+        MissingPathError: as :func:`look`; or a folder below a path cannot be listed.
+    """
+    found = look(paths)
+    for _, name, reason in found.unlisted:
+        raise MissingPathError(f"folder {name} {reason}")
+    return found.files
+
+
+def _walk(root: Path, left_out: dict[Path, Path | None], unlisted: dict[Path, str]) -> list[tuple[Path, Path]]:
     """All files under ``root``, real entries first, so that a file has its own name rather than a link's.
 
-    ``left_out`` takes the links that are not followed, each with its target (None if it has none).
+    ``left_out`` takes the links that are not followed, each with its target (None if it has none); ``unlisted`` the
+    folders that cannot be looked into, each with the reason.
     """
     home = root.resolve()
     outside: dict[Path, Path | None] = {}
@@ -95,24 +109,25 @@ def _walk(root: Path, left_out: dict[Path, Path | None] | None = None) -> list[t
         if folder.resolve() in entered:  # a cycle of links
             continue
         entered.add(folder.resolve())
-        for entry in _entries(folder):
+        try:
+            entries = _entries(folder)
+        except OSError as error:
+            unlisted[folder] = error.strerror or type(error).__name__
+            continue
+        for entry in entries:
             if entry.is_symlink():
                 links.append(Path(entry.path))
             elif entry.is_dir():
                 folders.append(Path(entry.path))
             elif entry.is_file():
                 found.setdefault(Path(entry.path).resolve(), Path(entry.path))
-    if left_out is not None:
-        left_out.update(sorted(outside.items(), key=lambda pair: pair[0].parts))
+    left_out.update(sorted(outside.items(), key=lambda pair: pair[0].parts))
     return sorted(found.items(), key=lambda pair: pair[1].parts)
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return [entry for entry in entries if not entry.name.startswith(".")]
-    except OSError as error:  # going on would make a later sync delete what is only unreadable today
-        raise MissingPathError(f"cannot list folder {folder}: {error.strerror}") from error
+    with os.scandir(folder) as entries:
+        return [entry for entry in entries if not entry.name.startswith(".")]
 
 
 def _target(link: Path) -> Path | None:

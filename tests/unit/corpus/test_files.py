@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bifolio.corpus.files import find_files, skipped_links
+from bifolio.corpus.files import find_files, look
 from bifolio.errors import MissingPathError
 
 
@@ -65,13 +65,13 @@ def test_links_that_are_not_followed_are_named(tmp_path, monkeypatch):
     Path("docs/inner.txt").symlink_to("sub/b.txt")
     Path("docs/loop").symlink_to(".")
     secret = (tmp_path / "secret").resolve().as_posix()
-    assert skipped_links(["docs"]) == [
+    assert look(["docs"]).links == [
         ("docs/dangling", "a dangling link"),
         ("docs/s.txt", f"a link out of the folder, to {secret}/s.txt"),
         ("docs/sub/out", f"a link out of the folder, to {secret}"),
     ]
-    assert skipped_links(["docs", "secret"]) == [("docs/dangling", "a dangling link")]
-    assert skipped_links(["secret/s.txt"]) == []
+    assert look(["docs", "secret"]).links == [("docs/dangling", "a dangling link")]
+    assert look(["secret/s.txt"]).links == []
 
 
 def test_links_into_hidden_folders_of_the_same_root_are_followed(tmp_path):
@@ -118,3 +118,32 @@ def test_names_that_are_not_utf8_can_be_stored(tmp_path):
     ((path, name),) = find_files([tmp_path])
     assert name.endswith("caf\ufffd.txt")
     assert path.read_text() == "x"
+
+
+def shut(monkeypatch, *names):
+    """Folders of these names cannot be listed; tests may run as root, whom no permission keeps out."""
+    scandir = os.scandir
+
+    def refuse(path):
+        if Path(path).name in names:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+
+
+def test_a_folder_that_cannot_be_listed_is_named_and_the_others_are_read(tmp_path, monkeypatch):
+    for name in ("docs/a.md", "docs/shut/b.md", "docs/sub/c.md"):
+        write(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    shut(monkeypatch, "shut")
+    found = look(["docs"])
+    assert names(found.files) == ["docs/a.md", "docs/sub/c.md"]
+    assert found.unlisted == [(tmp_path / "docs/shut", "docs/shut", "cannot be listed: Permission denied")]
+    with pytest.raises(MissingPathError, match="folder docs/shut cannot be listed: Permission denied"):
+        find_files(["docs"])
+    with pytest.raises(MissingPathError, match="cannot list folder docs/shut: Permission denied"):
+        look(["docs/shut"])
+    shut(monkeypatch, "docs")
+    with pytest.raises(MissingPathError, match="cannot list folder docs: Permission denied"):
+        look(["docs"])
