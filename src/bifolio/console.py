@@ -213,7 +213,9 @@ def show_report(console: Console, report: IngestReport, most: int = 20) -> None:
     )
     rate = f", {report.added / report.seconds:.1f} passages/s" if report.added and report.seconds else ""
     done = f"{report.added} passages encoded in {report.seconds:.1f} s{rate}"
-    console.print(Text(f"{len(states)} files{counts and ': '}{counts} · {done} · generation {report.generation}", style="dim"))
+    console.print(
+        Text(f"{len(states)} files{counts and ': '}{counts} · {done} · generation {report.generation}", style="dim")
+    )
     for note in report.notes:
         console.print(Text(on_one_line(note), style="dim"))
 

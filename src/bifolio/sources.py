@@ -66,5 +66,5 @@ def find_sources(
 
 
 def _is_gone(path: Path, known: Callable[[Path], bool]) -> bool:
-    """Whether a path is that of a file which is no longer there; a folder that is not there may be a disk that is not."""
+    """Whether a path is that of a file that is gone; a folder that is gone may be a disk that is not mounted."""
     return not path.exists() and path.absolute().parent.is_dir() and known(path.resolve())

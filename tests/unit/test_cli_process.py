@@ -4,14 +4,17 @@ import contextlib
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 from bifolio.collection import Collection
+from bifolio.write_lock import write_lock
 from fakes import FakeEncoder, write_files
 
 TESTS = Path(__file__).parents[1]
@@ -178,6 +181,55 @@ def test_bars_in_a_charset_without_blocks(here):
     done = run("ask", "c", "oil?", env=PLAIN | {"PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"log p(y|x)" in done.stdout
+
+
+def until(condition, seconds=30.0):
+    """Wait until something is so; what it gave then."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"still not so after {seconds} s"
+        time.sleep(0.05)
+    return found
+
+
+def test_watching_keeps_in_step_tells_what_fails_and_goes_on(here):
+    """A file that changes, a writer in the way, a folder that goes and comes back; the end is by Ctrl-C."""
+    script = SCRIPT.replace(
+        "cli.main()",
+        "import functools, bifolio.watching\n"
+        "bifolio.watching.changes = functools.partial(bifolio.watching.changes, tick_ms=300, look=1.0)\n"
+        "cli.main()",
+    )
+    command = [sys.executable, "-c", script, "sync", "docs", "-c", "c", "--watch", "--wait", "0"]
+    with open("out", "wb") as out, open("err", "wb") as err:
+        watching = subprocess.Popen(command, stdout=out, stderr=err, env=PLAIN | {"LC_ALL": "C.UTF-8"})
+    try:
+
+        def texts():
+            with Collection.open("c", encoder=FakeEncoder()) as collection:
+                return {passage.text for passage in collection.passages()}
+
+        until(lambda: b"4 unchanged" in Path("out").read_bytes())
+        write_files(here / "docs", {"new.txt": "The pump is new.\n"})
+        until(lambda: "The pump is new." in texts())
+        with write_lock(here / "c", "ingest"):
+            write_files(here / "docs", {"new.txt": "The pump is old.\n"})
+            until(lambda: b"error: " in Path("err").read_bytes())
+            assert "The pump is new." in texts()
+        until(lambda: "The pump is old." in texts())
+        os.rename("docs", "away")
+        until(lambda: b"no such file or folder: docs" in Path("err").read_bytes())
+        assert "The pump is old." in texts()
+        write_files(here / "docs", {"only.txt": "Another disk.\n"})
+        until(lambda: texts() == {"Another disk."})
+        time.sleep(1.5)  # looks that find nothing are not told
+    finally:
+        watching.send_signal(signal.SIGINT)
+        code = watching.wait(30)
+    errors = [line for line in Path("err").read_text().splitlines() if line]
+    assert code == 130, errors
+    assert [line.split(" ")[0] for line in errors] == ["error:", "error:", "interrupted:"], errors
+    assert Path("out").read_text().count(" files: ") == 4
 
 
 def test_bytes_that_are_no_text(here):

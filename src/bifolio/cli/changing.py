@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from bifolio import exits
 from bifolio.cli.root import cli
-from bifolio.cli.shared import Command, closing, emit, json_option, model_options, open_collection, set_threads
+from bifolio.cli.shared import Command, emit, json_option, model_options, open_collection, set_threads
+from bifolio.errors import BifolioError
+
+if TYPE_CHECKING:
+    from bifolio.ingest_report import IngestReport
 
 _WAIT = click.option(
     "--wait", type=click.FloatRange(min=0), default=5.0, show_default=True, help="Seconds to wait for another writer."
@@ -95,18 +100,41 @@ def sync(paths: tuple[str, ...], watch: bool, **options: Any) -> None:
     A path that does not exist, or a folder without any file, is an error and not the end of what it had: a disk may not
     be mounted. See also: bifolio rm.
     """
-    _change("sync", paths, **options)
+    report = _change("sync", paths, **{**options, "strict": options["strict"] and not watch})
     if watch:
-        from bifolio.watching import changes
+        with exits.resuming():
+            _watch(paths, report, **{**options, "strict": False})
 
-        for _ in changes(paths, options["collection"]):
-            _change("sync", paths, **{**options, "strict": False})
+
+def _watch(paths: tuple[str, ...], report: IngestReport, **options: Any) -> NoReturn:
+    """Sync again and again. What goes wrong is told and tried again: a disk comes back, another writer finishes."""
+    from bifolio.watching import changes
+
+    told = ""
+    for changed in changes(paths, options["collection"]):
+        if not changed and not told:
+            continue
+        try:
+            report = _change("sync", paths, known=report, **options)
+            told = ""
+        except BifolioError as error:
+            if str(error) != told:
+                exits.tell(f"error: {error}")
+            told = str(error)
+    raise AssertionError("watching never ends")
+
+
+def _outcome(report: IngestReport) -> tuple[Any, ...]:
+    """What makes a report worth telling."""
+    failed = [(file.path, file.reason) for file in report.files if file.status == "failed"]
+    return report.generation, failed, report.notes
 
 
 def _change(
     action: str,
     paths: tuple[str, ...],
     *,
+    known: IngestReport | None = None,
     collection: str,
     words: int | None,
     split: str | None,
@@ -120,15 +148,16 @@ def _change(
     threads: int | None,
     as_json: bool,
     **how: Any,
-) -> None:
+) -> IngestReport:
+    """An ingest or a sync; it is told unless it says what ``known`` says."""
     from bifolio import console
     from bifolio.collection import Collection
 
     set_threads(threads)
     how["gitignore"] = not no_gitignore
-    with exits.resuming(), console.ingest_progress(quiet=as_json) as told:
+    with exits.resuming(), console.ingest_progress(quiet=as_json) as told, ExitStack() as held:
         if Collection.exists(collection):
-            opened = open_collection(collection, device=device, dtype=dtype)
+            opened = held.enter_context(Collection.open(collection, device=device, dtype=dtype))
             opened.require(encoder=encoder, index=index)
             how["split"] = opened.split(words, split)
             change: Callable[..., Any] = opened.sync if action == "sync" else opened.ingest
@@ -140,12 +169,15 @@ def _change(
             new = (("encoder", encoder), ("index", index), ("precision", precision))
             how |= {name: value for name, value in new if value}
             built = Collection.build(list(paths), collection, device=device, dtype=dtype, on_progress=told, **how)
-            report = closing(built).report
-    _tell(report, as_json)
+            report = held.enter_context(built).report
+    assert report is not None
+    if known is None or _outcome(report) != _outcome(known):
+        _tell(report, as_json)
     failed = sum(file.status == "failed" for file in report.files)
     if strict and failed:
         exits.tell(f"error: {failed} of {len(report.files)} files failed (--strict)")
         sys.exit(exits.FAILED)
+    return report
 
 
 def _tell(report: Any, as_json: bool) -> None:
