@@ -72,6 +72,7 @@ def soak(folder, readers, seconds, every):
             assert process.stdout.readline() == "ready\n"
         flips, newest, turn, end = [], 1, 0, time.time() + seconds - every
         while time.time() < end:
+            began = time.time()
             if turn % 5 == 4:
                 newest += 1
                 write_edition(docs, newest)
@@ -79,7 +80,7 @@ def soak(folder, readers, seconds, every):
                 collection.tag(f"e{newest}")
             else:
                 collection.swap(f"e{newest - 1}" if turn % 5 % 2 == 0 else f"e{newest}")
-            flips.append([time.time(), collection.generation])
+            flips.append([began, time.time(), collection.generation])
             turn += 1
             time.sleep(every)
         told = [json.loads(process.communicate(timeout=seconds + 60)[0]) for process in processes]
@@ -87,10 +88,10 @@ def soak(folder, readers, seconds, every):
         assert collection.verify() == []
     waits = []
     for one in told:
-        for at, generation in flips:
+        for began, at, generation in flips:
             if at > one["until"] - every:  # readers begin, and so end, one after the other
                 continue
-            later = [when for when, what in one["seen"] if what == generation and at - 0.5 <= when < at + every]
+            later = [when for when, what in one["seen"] if what == generation and began <= when < at + every]
             waits.append(max(0.0, later[0] - at) if later else float("inf"))
     return {
         "readers": readers,

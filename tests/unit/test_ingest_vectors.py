@@ -171,15 +171,38 @@ def test_without_ids_and_titles_and_with_other_columns(here):
         assert len({passage.id for passage in found}) == 3
         assert [passage.title for passage in found] == ["", "", ""]
         assert [dict(passage.metadata) for passage in found] == [
-            {"year": 1984, "good": True, "score": 0.5, "note": "a\nb"},
+            {"year": 1984, "good": True, "score": 0.5, "note": "a\nb", "tags": ("x",)},
             {"good": False, "note": ""},
-            {"year": 2020, "score": 1.0, "note": "c"},
+            {"year": 2020, "score": 1.0, "note": "c", "tags": ("y",)},
         ]
         ids = [passage.id for passage in found]
         assert collection.ingest(["data"], vectors="embeddings").added == 0
     os.rename("c", "old")
     with build() as again:
         assert [passage.id for passage in again.passages()] == ids
+
+
+@pytest.mark.parametrize(
+    ("access", "seen"),
+    [(["hr", "board", "hr"], [0, 2]), ([["hr", "x"], ["x"], ["board"]], [0]), (["hr, x", "x", "board"], [0])],
+)
+def test_access_labels_in_a_column(here, access, seen):
+    columns = rows(3)
+    save_to_disk(here / "data", table(columns | {"access": access}))
+    with build() as collection:
+        assert len(collection) == 3
+    with Collection.open("c", encoder=FakeEncoder(), labels=["hr"]) as reader:
+        assert [passage.text for passage in reader.passages()] == [columns["text"][at] for at in seen]
+
+
+@pytest.mark.parametrize(
+    "access", [["hr", None, "hr"], ["hr", "", "hr"], [["hr"], [], ["hr"]], [["hr"], None, ["hr"]], [["hr"], [None], ["x"]],
+               [1, 2, 3], [True, True, True], [[1], [2], [3]], [{"a": 1}, {"a": 2}, {"a": 3}]],
+)  # fmt: skip
+def test_rows_whose_access_labels_cannot_be_read_are_seen_by_nobody(here, access):
+    save_to_disk(here / "data", table(rows(3) | {"access": access}))
+    with pytest.raises(MissingPathError, match="access"):
+        build()
 
 
 def test_rows_without_a_text_are_left_out_with_their_vectors(here):

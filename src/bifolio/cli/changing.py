@@ -160,8 +160,8 @@ def _change(
             opened = held.enter_context(Collection.open(collection, device=device, dtype=dtype))
             opened.require(encoder=encoder, index=index)
             how["split"] = opened.split(words, split)
-            change: Callable[..., Any] = opened.sync if action == "sync" else opened.ingest
-            report = change(list(paths), on_progress=told, **how)
+            change: Callable[..., IngestReport] = opened.sync if action == "sync" else opened.ingest
+            report: IngestReport | None = change(list(paths), on_progress=told, **how)
         else:
             from bifolio.corpus.splitting import SplitOptions
 

@@ -129,3 +129,9 @@ def test_hostile_markdown_is_read_in_time():
         assert read(text).text == text
     many = read("# T\n\ntext\n\n" * 2_000)
     assert len(many.headings) == 2_000
+
+
+def test_a_line_on_access_in_the_body_is_content():
+    """Only what may be front matter is looked at: between rules at the beginning, or the first lines behind one."""
+    for text in ("access: by the door\n", "# Door\n\naccess: by the door\n", "---\na: b\n---\naccess: door\n"):
+        assert read(text).text.strip().endswith(text.split("\n")[-2])

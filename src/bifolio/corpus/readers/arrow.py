@@ -182,9 +182,18 @@ def _documents(batch: Any, column: str, row: int) -> list[Document]:
     ids = _texts(batch, "id", row, integers=True) if "id" in names else [""] * len(texts)
     other: dict[str, list[Any]] = {}
     for field in batch.schema:
-        plain = types.is_string(field.type) or types.is_integer(field.type) or types.is_boolean(field.type)
-        if (plain or types.is_floating(field.type)) and field.name not in {"id", "title", "text", column}:
+        if field.name in {"id", "title", "text", column}:
+            continue
+        if _is_plain_type(types, field.type) or (
+            _is_list(types, field.type) and _is_text(types, field.type.value_type)
+        ):
             other[clean(field.name)] = _column(batch, field.name).to_pylist()
+        elif field.name == "access":
+            raise DocumentError(f"column 'access' is of type {field.type}; expected labels: texts or lists of texts")
+    if "access" in other:  # nobody may see a row by mistake
+        for at, value in enumerate(other["access"]):
+            if not value or (isinstance(value, list) and not all(value)):
+                raise DocumentError(f"row {row + at + 1}: access is {value!r}; expected a label, or a list of labels")
     return [
         Document(
             text=clean(text),
@@ -199,12 +208,29 @@ def _documents(batch: Any, column: str, row: int) -> list[Document]:
     ]
 
 
+def _is_text(types: Any, kind: Any) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _is_list(types: Any, kind: Any) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind))
+
+
+def _is_plain_type(types: Any, kind: Any) -> bool:
+    numbers = types.is_integer(kind) or types.is_boolean(kind) or types.is_floating(kind)
+    return bool(numbers or _is_text(types, kind))
+
+
 def _is_plain(value: Any) -> bool:
     """Neither a gap nor what JSON has no word for."""
+    if isinstance(value, list):
+        return bool(value) and all(one is not None for one in value)
     return value is not None and not (isinstance(value, float) and not np.isfinite(value))
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(clean(one) for one in value)
     return clean(value) if isinstance(value, str) else value
 
 
@@ -213,7 +239,7 @@ def _vectors(batch: Any, name: str, row: int, length: int | None) -> Float32[np.
     arrow = _pyarrow()
     column, types = _column(batch, name), arrow.types
     kind = column.type
-    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    lists = _is_list(types, kind) or types.is_fixed_size_list(kind)
     if not lists or not types.is_floating(kind.value_type):
         raise DocumentError(f"column {name!r} is of type {kind}; expected a list of floats in every row")
     gaps = np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))

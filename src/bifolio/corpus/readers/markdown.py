@@ -23,6 +23,7 @@ _QUOTED = re.compile(r"""(?:"((?:[^"\\]|\\.)*)"|'((?:[^']|'')*)')[ \t]*(?:#.*)?"
 _COMMENT = re.compile(r"(?:^|\s)#.*$")
 _NESTED = tuple("[{|>&*!@`%")
 _USUAL_KEYS = frozenset({"title", "author", "date", "tags", "layout", "slug", "category"})
+_ACCESS = re.compile(r"""^[ \t]*["']?access["']?[ \t]*:""", re.IGNORECASE | re.MULTILINE)
 _INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 
@@ -59,15 +60,19 @@ def _split_front_matter(text: str) -> tuple[str, dict[str, _Value]]:
     """
     match = _FRONT_MATTER.match(text)
     entries = _entries(match[1].split("\n")[:-1]) if match else None
-    if match is None or entries is None:
-        return text, {}
     metadata: dict[str, _Value] = {}
-    for key, lines in entries:
+    for key, lines in entries or ():
         value = _list(lines) or _value(lines)
         if value is not None:
             metadata[key] = value
-        elif key == "access":
-            raise DocumentError("access in its front matter cannot be read; expected a label, or a list of labels")
+    head = match[1] if match else text.partition("\n\n")[0] if text.startswith("---\n") else ""
+    if "access" not in metadata and _ACCESS.search(head):
+        raise DocumentError(
+            "access in what may be its front matter cannot be read; expected a line such as 'access: hr' or "
+            "'access: [hr, board]' among lines of 'key: value' between two lines of '---'"
+        )
+    if match is None or entries is None:
+        return text, {}
     return "\n" * match[0].count("\n") + text[match.end() :], metadata
 
 
