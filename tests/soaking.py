@@ -86,13 +86,15 @@ def soak(folder, readers, seconds, every):
         told = [json.loads(process.communicate(timeout=seconds + 60)[0]) for process in processes]
         assert [process.returncode for process in processes] == [0] * readers
         assert collection.verify() == []
-    waits = []
+    waits, missed = [], []
     for one in told:
         for began, at, generation in flips:
             if at > one["until"] - every:  # readers begin, and so end, one after the other
                 continue
             later = [when for when, what in one["seen"] if what == generation and began <= when < at + every]
             waits.append(max(0.0, later[0] - at) if later else float("inf"))
+            if not later:
+                missed.append([round(at - flips[0][0], 1), generation])
     return {
         "readers": readers,
         "asked": sum(one["asked"] for one in told),
@@ -100,7 +102,7 @@ def soak(folder, readers, seconds, every):
         "mixed": [answer for one in told for answer in one["mixed"]],
         "flips": len(flips),
         "to be seen": len(waits),
-        "missed": sum(wait == float("inf") for wait in waits),
+        "missed": missed,  # seconds into the run, and which generation
         "seen after, s": {q: round(sorted(waits)[int(q * (len(waits) - 1))], 3) for q in (0.5, 0.95, 1.0)},
     }
 

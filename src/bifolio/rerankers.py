@@ -14,8 +14,8 @@ from bifolio.protocols import LogitGenerator, Reading, TextGenerator
 from bifolio.types import Passage
 
 GENERATOR_WEIGHT = 0.3
-"""Nats of the prior for one nat of log p(x|z). On wikiqa dev, with SmolLM2-135M beside hybrid retrieval, R@1 and MRR are
-best from 0.25 to 0.3 and fall slowly on both sides (docs/LOG.md)."""
+"""Nats of the prior for one nat of log p(x|z). On wikiqa dev, with SmolLM2-135M beside hybrid retrieval, R@1 and MRR
+are best from 0.25 to 0.3 and fall slowly on both sides (docs/LOG.md)."""
 INSTRUCTION = "Please write a question based on this passage."
 """What stands in the question's place; the question is the answer to it (Sachan et al. 2022, arXiv:2204.07496)."""
 

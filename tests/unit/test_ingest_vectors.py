@@ -196,9 +196,19 @@ def test_access_labels_in_a_column(here, access, seen):
 
 
 @pytest.mark.parametrize(
-    "access", [["hr", None, "hr"], ["hr", "", "hr"], [["hr"], [], ["hr"]], [["hr"], None, ["hr"]], [["hr"], [None], ["x"]],
-               [1, 2, 3], [True, True, True], [[1], [2], [3]], [{"a": 1}, {"a": 2}, {"a": 3}]],
-)  # fmt: skip
+    "access",
+    [
+        ["hr", None, "hr"],
+        ["hr", "", "hr"],
+        [["hr"], [], ["hr"]],
+        [["hr"], None, ["hr"]],
+        [["hr"], [None], ["x"]],
+        [1, 2, 3],
+        [True, True, True],
+        [[1], [2], [3]],
+        [{"a": 1}, {"a": 2}, {"a": 3}],
+    ],
+)
 def test_rows_whose_access_labels_cannot_be_read_are_seen_by_nobody(here, access):
     save_to_disk(here / "data", table(rows(3) | {"access": access}))
     with pytest.raises(MissingPathError, match="access"):
