@@ -38,6 +38,8 @@ def read(path, seconds):
     asked, errors, mixed, seen = 0, [], [], []
     with Collection.open(path, encoder=FakeEncoder(), follow=True) as collection:
         retriever = Retriever(collection)
+        for mode in MODES:
+            retriever.retrieve("which valve", 20, mode=mode)
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         end = time.time() + seconds
