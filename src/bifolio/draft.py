@@ -36,6 +36,10 @@ class Draft:
         """The version of a file, by absolute path, that is part of it."""
         return next((v for v in self._catalogue.versions("path = ?", [path]) if v.id in self), None)
 
+    def of_source(self, source: str) -> list[FileRow]:
+        """The versions of a source that are part of it: one."""
+        return [v for v in self._catalogue.versions("source = ?", [source]) if v.id in self]
+
     def like(self, source: str, hash: str) -> list[FileRow]:
         """The file of this source, then some files of this content."""
         by_source = self._catalogue.versions("source = ?", [source])

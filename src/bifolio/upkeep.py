@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bifolio import history, seals, vector_files
-from bifolio.catalogue import Catalogue, file_digest
+from bifolio.catalogue import Catalogue, FileRow, file_digest
 from bifolio.deriving import catch_up, drop_leftovers, encoder_spec, sha256_of
 from bifolio.draft import Draft
 from bifolio.errors import BifolioError, NotFoundError, UsageError
@@ -46,22 +46,24 @@ class Compaction:
 def remove(catalogue: Catalogue, draft: Draft, sources: Sequence[str]) -> IngestReport:
     """Remove files by source or glob, for the one who holds the write lock; see :meth:`bifolio.Collection.remove`."""
     started = time.monotonic()
-    files = history.files(catalogue, draft.base)
-    chosen: dict[int, str] = {}
+    chosen: dict[str, FileRow] = {}
     for name in sources:
-        pattern = re.compile(translate(name))
-        mine = [f for f in files if f.source == name] or [f for f in files if pattern.fullmatch(f.source)]
+        mine = draft.of_source(name)  # does not look at the others
+        if not mine:
+            pattern = re.compile(translate(name))
+            mine = [f for f in history.files(catalogue, draft.base) if pattern.fullmatch(f.source)]
         if not mine:
             raise NotFoundError(
                 f"no file {name!r} in {catalogue.path.parent}: nothing is removed; names are those of: bifolio ls"
             )
-        chosen |= {f.id: f.path for f in mine}
-    for path in chosen.values():
+        chosen |= {f.path: f for f in mine}
+    for path in chosen:
         draft.take_out(path)
     documents, passages = draft.counts()
     with catalogue.writing():
         number = draft.commit("rm")
-    reports = tuple(FileReport(f.source, "removed", "", 0) for f in files if f.id in chosen)
+    names = sorted(file.source for file in chosen.values())
+    reports = tuple(FileReport(name, "removed", "", 0) for name in names)
     path = str(catalogue.path.parent)
     return IngestReport(path, str(number), documents, passages, 0, reports, time.monotonic() - started)
 
