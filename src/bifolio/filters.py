@@ -159,12 +159,23 @@ def _holds(comparison: Comparison, text: str, number: float | None) -> bool:
 
 
 def glob(pattern: str) -> re.Pattern[str]:
-    """A glob as a regular expression for ``fullmatch``; several stars in a row are one."""
-    parts = (".*" if part[0] == "*" else "." if part == "?" else re.escape(part) for part in _GLOB.findall(pattern))
+    """A glob as a regular expression for ``fullmatch``; several stars in a row are one.
+
+    What stands between two stars is looked for once, at the first place: trying the others would find no more, and
+    would take time that grows with every star as a power of the text's length.
+    """
+    first, *others = _STARS.split(pattern)
+    parts = [_fixed(first)]
+    for number, part in enumerate(others, 1):
+        parts.append(rf"(?=(.*?{_fixed(part)}))\{number}" if number < len(others) else f".*{_fixed(part)}")
     return re.compile("".join(parts), re.DOTALL)
 
 
-_GLOB = re.compile(r"\*+|\?|[^*?]+", re.DOTALL)
+def _fixed(part: str) -> str:
+    return "".join("." if one == "?" else re.escape(one) for one in part)
+
+
+_STARS = re.compile(r"\*+")
 
 
 # ---- reading ----

@@ -106,9 +106,10 @@ def _walk(root: Path, left_out: dict[Path, Path | None], unlisted: dict[Path, st
                 found.setdefault(target, link)
             continue
         folder = folders.pop()
-        if folder.resolve() in entered:  # a cycle of links
+        real = folder.resolve()
+        if real in entered:  # a cycle of links
             continue
-        entered.add(folder.resolve())
+        entered.add(real)
         try:
             entries = _entries(folder)
         except OSError as error:
@@ -120,7 +121,7 @@ def _walk(root: Path, left_out: dict[Path, Path | None], unlisted: dict[Path, st
             elif entry.is_dir():
                 folders.append(Path(entry.path))
             elif entry.is_file():
-                found.setdefault(Path(entry.path).resolve(), Path(entry.path))
+                found.setdefault(real / entry.name, Path(entry.path))
     left_out.update(sorted(outside.items(), key=lambda pair: pair[0].parts))
     return sorted(found.items(), key=lambda pair: pair[1].parts)
 

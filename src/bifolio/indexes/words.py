@@ -43,11 +43,11 @@ def words(text: str) -> list[str]:
         if _ASCII.fullmatch(folded) and (chunk.islower() or chunk.istitle() or chunk.isdigit()):  # nearly all words
             found.append(folded[:LONGEST])
             continue
-        parts = [part for piece in _SPLIT.split(chunk) if piece for part in _parts(piece)]
-        if len(folded) <= LONGEST and parts != [folded] and not _IS_UNSPACED.search(folded):
+        pieces = [piece for piece in _SPLIT.split(chunk) if piece]
+        if pieces != [chunk] and len(folded) <= LONGEST and not _IS_UNSPACED.search(folded):
             found.append(folded)
-        found += parts
-    return found
+        found += [part for piece in pieces for part in _parts(piece)]
+    return [word for word in found if word]  # of an accent alone nothing is left
 
 
 def fold(text: str) -> str:
